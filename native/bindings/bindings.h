@@ -1,0 +1,15 @@
+// What the binding files share: one function each to fill the module, and Status -> Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "common/status.h"
+
+namespace gradsync {
+
+void bind_status(nanobind::module_& module);
+
+// Raises gradsync._native.StatusError(code name, message, ranks) when the status is not ok.
+void raise_if_failed(const Status& status);
+
+}  // namespace gradsync

@@ -1,0 +1,40 @@
+// Monotonic deadlines. Every wait in the core takes one.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <limits>
+
+namespace gradsync {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Seconds from now; infinity and very large values mean "never".
+  static Deadline after(double seconds) {
+    Deadline deadline;
+    if (seconds < 1e9) {
+      deadline.at_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(std::max(seconds, 0.0)));
+    }
+    return deadline;
+  }
+  static Deadline never() { return {}; }
+
+  bool expired() const { return at_ != Clock::time_point::max() && Clock::now() >= at_; }
+
+  // Nanoseconds left, at most `cap`, never negative.
+  std::int64_t remaining_ns(std::int64_t cap = std::numeric_limits<std::int64_t>::max()) const {
+    if (at_ == Clock::time_point::max()) return cap;
+    const auto left =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(at_ - Clock::now()).count();
+    return std::clamp<std::int64_t>(left, 0, cap);
+  }
+
+ private:
+  Clock::time_point at_ = Clock::time_point::max();
+};
+
+}  // namespace gradsync

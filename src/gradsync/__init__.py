@@ -1,0 +1,3 @@
+"""Data-parallel training for PyTorch."""
+
+__version__ = "0.1.0"

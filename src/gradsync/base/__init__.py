@@ -1,0 +1,1 @@
+"""Small nouns that every layer shares; no torch, no I/O."""

@@ -1,0 +1,68 @@
+"""Every environment variable that gradsync reads: name, default and meaning.
+
+No other module reads ``os.environ`` (the launcher writes it for its children). An unknown
+``GRADSYNC_*`` name is an error, so that a typo does not pass for a setting.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gradsync.errors import UsageError
+
+__all__ = ["VARIABLES", "Variable", "environment", "read", "reject_unknown"]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable of gradsync's own."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+VARIABLES = (
+    Variable(
+        "GRADSYNC_TOKEN",
+        "",
+        "Secret of the job. A store that listens beyond loopback needs one, and every "
+        "connection proves that it knows it.",
+    ),
+    Variable(
+        "GRADSYNC_STORE",
+        "",
+        "Address of the job's store as the launcher set it (`unix:NAME`); it comes before "
+        "MASTER_ADDR and MASTER_PORT.",
+    ),
+)
+
+
+def environment() -> Mapping[str, str]:
+    """Return the process environment, the one door through which it is read."""
+    return os.environ
+
+
+def read(name: str) -> str:
+    """Return the value of one of gradsync's own variables, or its default.
+
+    >>> read("GRADSYNC_STORE")
+    ''
+    """
+    for variable in VARIABLES:
+        if variable.name == name:
+            return os.environ.get(name, variable.default)
+    raise KeyError(name)
+
+
+def reject_unknown(env: Mapping[str, str]) -> None:
+    """Raise ``UsageError`` when ``env`` holds a ``GRADSYNC_*`` name that does not exist."""
+    known = {variable.name for variable in VARIABLES}
+    unknown = sorted(n for n in env if n.startswith("GRADSYNC_") and n not in known)
+    if unknown:
+        raise UsageError(
+            f"unknown environment variable {', '.join(unknown)}; gradsync knows "
+            f"{', '.join(sorted(known))}. Correct the name or unset it."
+        )

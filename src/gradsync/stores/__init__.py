@@ -1,0 +1,1 @@
+"""Key-value stores through which ranks find each other."""
