@@ -1,6 +1,4 @@
 // The extension module. Bindings convert and release the GIL; they compute nothing.
 #include "bindings/bindings.h"
 
-NB_MODULE(_native, module) {
-  gradsync::bind_status(module);
-}
+NB_MODULE(_native, module) { gradsync::bind_status(module); }

@@ -1,11 +1,11 @@
-// How many cores this process may really use: its affinity mask and its cgroup's quota.
+// How many cores processes may really use: their affinity masks and their cgroup's quota.
 // The machine's core count is not asked: a container with two cores of 64 must not spin like 64.
 #pragma once
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
-#include <string>
 
 namespace gradsync {
 
@@ -26,12 +26,8 @@ struct CpuMask {
 // The calling thread's affinity mask; all of the first CPU when the system does not tell.
 CpuMask affinity_mask();
 
-// CPUs' worth of run time that the cgroup grants, infinity when there is no limit. `root` is the
-// cgroup file system and `self` the list of the process's cgroups; tests pass folders of their own.
-double cgroup_quota(const std::string& root = "/sys/fs/cgroup",
-                    const std::string& self = "/proc/self/cgroup");
-
-// Cores that processes with the joint affinity `mask` and a quota of `quota` CPUs may use; at least 1.
+// Cores that processes with the joint affinity `mask` and a quota of `quota` CPUs may use; at
+// least 1.
 int usable_cores(const CpuMask& mask, double quota);
 
 }  // namespace gradsync

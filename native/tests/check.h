@@ -31,22 +31,22 @@ struct Registration {
 
 }  // namespace gradsync::testing
 
-#define TEST(name)                                                                   \
-  static void name();                                                                \
+#define TEST(name)                                                                  \
+  static void name();                                                               \
   static const ::gradsync::testing::Registration name##_registration{#name, &name}; \
   static void name()
 
-#define CHECK(condition)                                                        \
-  do {                                                                          \
+#define CHECK(condition)                                                         \
+  do {                                                                           \
     if (!(condition)) ::gradsync::testing::fail(__FILE__, __LINE__, #condition); \
   } while (false)
 
-#define CHECK_OK(expression)                                                                    \
-  do {                                                                                          \
-    const auto check_status = (expression);                                                     \
-    if (!check_status.ok()) {                                                                   \
+#define CHECK_OK(expression)                                                                  \
+  do {                                                                                        \
+    const auto check_status = (expression);                                                   \
+    if (!check_status.ok()) {                                                                 \
       ::gradsync::testing::fail(__FILE__, __LINE__, #expression ": " + check_status.message); \
-    }                                                                                           \
+    }                                                                                         \
   } while (false)
 
 int main(int argc, char** argv) {

@@ -1,0 +1,130 @@
+// All-reduce of a private tensor.
+//
+// Small (fits one chunk and few bytes): everybody stages everything, everybody reduces everything.
+//   steps: 1   bytes moved per rank: n in, ranks * n read
+// Large, for each chunk: every rank owns a slice; it reduces that slice of everybody's chunk and
+// stages the result, from where the others copy it.
+//   steps: 2 per chunk   bytes moved per rank: n in, n read for the reduction, n out
+//
+// In both, the first step is the announcement, and nothing is written to the tensor before all
+// ranks have agreed on the call. Sums are taken in rank order, on every path and for every size.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "algo/algorithm.h"
+#include "reduce/reduce.h"
+
+namespace gradsync {
+namespace {
+
+// Below this a second synchronisation costs more than reducing everything on every rank. Measured
+// at 2 ranks on 2 cores: even at 16 KiB, 4 us against 5 us; 64 KiB the other way round.
+constexpr std::size_t small_bytes = 16 * 1024;
+
+struct Slice {
+  std::size_t begin;  // elements
+  std::size_t count;
+};
+
+// Slices begin at multiples of a cache line, so two ranks never write the same one.
+Slice slice_of(std::size_t count, int rank, int ranks, std::size_t element) {
+  const std::size_t unit = std::max<std::size_t>(cache_line / element, 1);
+  const std::size_t units = (count + unit - 1) / unit;
+  const auto cut = [&](int r) {
+    return std::min(count,
+                    units * static_cast<std::size_t>(r) / static_cast<std::size_t>(ranks) * unit);
+  };
+  return {cut(rank), cut(rank + 1) - cut(rank)};
+}
+
+Status reduce_small(Team& team, Staging& staging, std::byte* data, std::size_t count,
+                    ReduceKernel kernel) {
+  std::vector<const std::byte*> sources;
+  for (int peer = 0; peer < team.size(); ++peer) sources.push_back(staging.of(peer));
+  std::byte* const destination = data;
+  kernel(sources, {&destination, 1}, count);
+  // Peers read our half until they announce their next call.
+  staging.free_at(team.progress() + 1);
+  return Status::success();
+}
+
+// One chunk, staged and agreed upon: reduce the own slice, then fetch the others'.
+Status reduce_chunk(Team& team, Staging& staging, std::byte* data, std::size_t count,
+                    std::size_t element, ReduceKernel kernel, Deadline deadline) {
+  const Slice own = slice_of(count, team.rank(), team.size(), element);
+  if (own.count > 0) {
+    const std::size_t offset = own.begin * element;
+    std::vector<const std::byte*> sources;
+    for (int peer = 0; peer < team.size(); ++peer) {
+      sources.push_back((peer == team.rank() ? data : staging.of(peer)) + offset);
+    }
+    const std::array<std::byte*, 2> destinations{data + offset, staging.mine() + offset};
+    kernel(sources, destinations, own.count);
+  }
+  team.publish(team.progress() + 1);
+  for (int distance = 1; distance < team.size(); ++distance) {
+    const int peer = (team.rank() + distance) % team.size();
+    const Status status = team.wait_for(peer, team.progress(), deadline);
+    if (!status.ok()) return status;
+    const Slice theirs = slice_of(count, peer, team.size(), element);
+    std::memcpy(data + theirs.begin * element, staging.of(peer) + theirs.begin * element,
+                theirs.count * element);
+  }
+  staging.free_at(team.progress() + 1);
+  return Status::success();
+}
+
+// Stages what the others own; the own slice is read from the tensor itself.
+void stage(Team& team, Staging& staging, const std::byte* data, std::size_t count,
+           std::size_t element) {
+  const Slice own = slice_of(count, team.rank(), team.size(), element);
+  const std::size_t before = own.begin * element;
+  const std::size_t after = (own.begin + own.count) * element;
+  std::memcpy(staging.mine(), data, before);
+  std::memcpy(staging.mine() + after, data + after, count * element - after);
+}
+
+}  // namespace
+
+Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t count, Dtype dtype,
+                  Reduce reduce, Deadline deadline) {
+  ReduceKernel kernel = nullptr;
+  Status status = find_kernel(dtype, reduce, kernel);
+  if (!status.ok()) return status;
+  const std::size_t element = size_of(dtype);
+  const bool small = count * element <= std::min(small_bytes, staging.capacity());
+  const std::size_t most = staging.capacity() / element;
+
+  std::size_t done = 0;
+  bool first = true;
+  while (first || done < count) {
+    const std::size_t length = std::min(most, count - done);
+    std::byte* const chunk = data + done * element;
+    status = staging.next(deadline);
+    if (!status.ok()) return status;
+    if (small && count > 0) {
+      std::memcpy(staging.mine(), chunk, length * element);
+    } else if (count > 0) {
+      stage(team, staging, chunk, length, element);
+    }
+    if (first) {
+      team.announce(pack_call(Op::all_reduce, dtype, reduce, 0), count);
+      status = team.agree(deadline);
+    } else {
+      team.publish(team.progress() + 1);
+      status = team.wait_for_all(team.progress(), deadline);
+    }
+    if (!status.ok()) return status;
+    if (count == 0) return Status::success();
+    status = small ? reduce_small(team, staging, chunk, length, kernel)
+                   : reduce_chunk(team, staging, chunk, length, element, kernel, deadline);
+    if (!status.ok()) return status;
+    done += length;
+    first = false;
+  }
+  return Status::success();
+}
+
+}  // namespace gradsync

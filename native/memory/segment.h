@@ -1,0 +1,37 @@
+// A piece of memory that several processes have mapped: a memfd, so it has no name and leaves no
+// file behind, whoever is killed and when. Its size is reserved up front, so a shortage is an error
+// here and never SIGBUS later.
+#pragma once
+
+#include <cstddef>
+
+#include "common/fd.h"
+#include "common/status.h"
+
+namespace gradsync {
+
+class Segment {
+ public:
+  Segment() = default;
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+  ~Segment();
+
+  // Creates zeroed memory of `bytes`, reserved and sealed against resizing.
+  static Status create(std::size_t bytes, Segment& out);
+  // Maps memory that another process created; refuses a file that is too small or not sealed.
+  static Status map(Fd fd, std::size_t bytes, Segment& out);
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  int fd() const { return fd_.get(); }
+
+ private:
+  Status map_here(Fd fd, std::size_t bytes);
+
+  Fd fd_;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace gradsync

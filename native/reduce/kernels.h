@@ -1,0 +1,157 @@
+// The loops behind find_kernel: plain C++ that compilers vectorise, one template for all of them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <complex>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <type_traits>
+
+#include "reduce/half.h"
+
+namespace gradsync::kernels {
+
+// -- how an element is widened for arithmetic and narrowed back ---------------------------------
+
+template <typename T>
+struct Widening {
+  using Wide = T;
+  static Wide widen(T value) { return value; }
+  static T narrow(Wide value) { return value; }
+};
+
+template <typename Half>
+struct HalfWidening {
+  using Wide = float;
+  static Wide widen(Half value) { return value.to_float(); }
+  static Half narrow(Wide value) { return Half::from(value); }
+};
+template <>
+struct Widening<Float16> : HalfWidening<Float16> {};
+template <>
+struct Widening<Bfloat16> : HalfWidening<Bfloat16> {};
+
+// Booleans are bytes in memory; any value but zero counts as true, and results are 0 or 1.
+struct Boolean {
+  std::uint8_t byte;
+};
+template <>
+struct Widening<Boolean> {
+  using Wide = std::uint8_t;
+  static Wide widen(Boolean value) { return value.byte != 0 ? 1 : 0; }
+  static Boolean narrow(Wide value) { return {value != 0 ? std::uint8_t{1} : std::uint8_t{0}}; }
+};
+
+// -- operations ----------------------------------------------------------------------------------
+
+// Integers wrap around: computed as unsigned, where that is defined.
+template <typename W, typename F>
+W wrapping(W a, W b, F operation) {
+  if constexpr (std::is_integral_v<W>) {
+    using U = std::conditional_t<(sizeof(W) < sizeof(unsigned)), unsigned, std::make_unsigned_t<W>>;
+    return static_cast<W>(operation(static_cast<U>(a), static_cast<U>(b)));
+  } else {
+    return operation(a, b);
+  }
+}
+
+struct Sum {
+  template <typename W>
+  static W combine(W a, W b) {
+    return wrapping(a, b, [](auto x, auto y) { return x + y; });
+  }
+};
+struct Product {
+  template <typename W>
+  static W combine(W a, W b) {
+    return wrapping(a, b, [](auto x, auto y) { return x * y; });
+  }
+};
+// NaN wins: a comparison with it is false both ways, so the test must be for "not ordered" too.
+struct Min {
+  template <typename W>
+  static W combine(W a, W b) {
+    return (a < b || a != a) ? a : b;
+  }
+};
+struct Max {
+  template <typename W>
+  static W combine(W a, W b) {
+    return (a > b || a != a) ? a : b;
+  }
+};
+struct BitAnd {
+  template <typename W>
+  static W combine(W a, W b) {
+    return static_cast<W>(a & b);
+  }
+};
+struct BitOr {
+  template <typename W>
+  static W combine(W a, W b) {
+    return static_cast<W>(a | b);
+  }
+};
+struct BitXor {
+  template <typename W>
+  static W combine(W a, W b) {
+    return static_cast<W>(a ^ b);
+  }
+};
+// For booleans a sum is "any" and a product is "all".
+struct LogicalOr {
+  template <typename W>
+  static W combine(W a, W b) {
+    return static_cast<W>(a | b);
+  }
+};
+
+template <typename T>
+struct ScalarOf {
+  using type = T;
+};
+template <typename T>
+struct ScalarOf<std::complex<T>> {
+  using type = T;
+};
+template <typename T>
+using Scalar = typename ScalarOf<T>::type;
+
+// -- the loop
+// --------------------------------------------------------------------------------------
+
+// Works in blocks that stay in the first-level cache: each source is read once from memory, and the
+// running result never leaves the core until it is written to the destinations.
+template <typename T, typename Operation, bool Average>
+void reduce(std::span<const std::byte* const> sources, std::span<std::byte* const> destinations,
+            std::size_t count) {
+  using Wide = typename Widening<T>::Wide;
+  constexpr std::size_t block = 2048 / sizeof(Wide);
+  std::array<Wide, block> accumulated;
+  std::array<T, block> narrowed;
+  for (std::size_t start = 0; start < count; start += block) {
+    const std::size_t length = std::min(block, count - start);
+    const T* first = reinterpret_cast<const T*>(sources[0]) + start;
+    for (std::size_t i = 0; i < length; ++i) accumulated[i] = Widening<T>::widen(first[i]);
+    for (std::size_t s = 1; s < sources.size(); ++s) {
+      const T* next = reinterpret_cast<const T*>(sources[s]) + start;
+      for (std::size_t i = 0; i < length; ++i) {
+        accumulated[i] = Operation::combine(accumulated[i], Widening<T>::widen(next[i]));
+      }
+    }
+    if constexpr (Average) {
+      const auto ranks = static_cast<Scalar<Wide>>(sources.size());
+      for (std::size_t i = 0; i < length; ++i) accumulated[i] /= ranks;
+    }
+    for (std::size_t i = 0; i < length; ++i) narrowed[i] = Widening<T>::narrow(accumulated[i]);
+    for (std::byte* destination : destinations) {
+      std::memcpy(destination + start * sizeof(T), narrowed.data(), length * sizeof(T));
+    }
+  }
+}
+
+}  // namespace gradsync::kernels

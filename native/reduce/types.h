@@ -1,0 +1,61 @@
+// Element types and reductions. Mirrored by number in src/gradsync/base/dtypes.py; append only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace gradsync {
+
+enum class Dtype : std::uint8_t {
+  f64 = 0,
+  f32,
+  f16,
+  bf16,
+  i64,
+  i32,
+  i16,
+  i8,
+  u64,
+  u32,
+  u16,
+  u8,
+  boolean,
+  c128,
+  c64,
+  last = c64,
+};
+
+enum class Reduce : std::uint8_t {
+  sum = 0,
+  avg,
+  product,
+  min,
+  max,
+  band,
+  bor,
+  bxor,
+  last = bxor,
+};
+
+constexpr std::size_t size_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f64:
+    case Dtype::i64:
+    case Dtype::u64:
+    case Dtype::c64: return 8;
+    case Dtype::f32:
+    case Dtype::i32:
+    case Dtype::u32: return 4;
+    case Dtype::f16:
+    case Dtype::bf16:
+    case Dtype::i16:
+    case Dtype::u16: return 2;
+    case Dtype::i8:
+    case Dtype::u8:
+    case Dtype::boolean: return 1;
+    case Dtype::c128: return 16;
+  }
+  return 0;
+}
+
+}  // namespace gradsync

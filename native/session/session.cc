@@ -1,0 +1,148 @@
+#include "session/session.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace gradsync {
+namespace {
+
+// What the host sends to each guest, followed by the memory and one pidfd per rank.
+struct Welcome {
+  std::uint64_t segment_bytes = 0;  // 0: the group could not be formed
+  std::uint32_t ranks = 0;
+  std::uint32_t missing = 0;  // how many ranks did not come; only when it could not be formed
+};
+
+std::span<const std::uint8_t> bytes_of(const Welcome& welcome) {
+  return {reinterpret_cast<const std::uint8_t*>(&welcome), sizeof(welcome)};
+}
+
+// The guests that came must not wait for their own deadline when the group cannot be formed.
+void send_away(const std::vector<Guest>& guests, std::size_t missing) {
+  Welcome welcome;
+  welcome.missing = static_cast<std::uint32_t>(missing);
+  for (const Guest& guest : guests) {
+    (void)send_descriptors(guest.socket, bytes_of(welcome), {}, Deadline::after(1.0));
+  }
+}
+
+}  // namespace
+
+Session::Session(std::shared_ptr<Segment> segment, int rank, int ranks, Liveness liveness)
+    : segment_(std::move(segment)),
+      team_(segment_->data(), rank, ranks, std::move(liveness)),
+      staging_(team_) {}
+
+Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
+                     Deadline deadline, std::unique_ptr<Session>& out) {
+  const auto ranks = static_cast<int>(pids.size());
+  std::vector<Fd> expected(pids.size());
+  Status status;
+  for (std::size_t i = 1; i < pids.size(); ++i) {
+    if (pids[i] <= 0 || open_pidfd(pids[i], expected[i]).ok()) continue;
+    status = Status::error(Code::peer_lost, "its process ended before the group was formed",
+                           {static_cast<int>(i)});
+  }
+  std::vector<Guest> guests;
+  if (status.ok()) status = lobby.gather(ranks, deadline, expected, guests);
+  Segment segment;
+  if (status.ok()) {
+    status =
+        Segment::create(segment_bytes(static_cast<std::size_t>(ranks), staging_bytes), segment);
+  }
+  std::vector<Fd> pidfds(static_cast<std::size_t>(ranks));
+  if (status.ok()) status = open_pidfd(::getpid(), pidfds[0]);
+  if (!status.ok()) {
+    send_away(guests, status.ranks.size());
+    return status;
+  }
+  Team::format(segment.data(), ranks, staging_bytes);
+
+  for (Guest& guest : guests)
+    pidfds[static_cast<std::size_t>(guest.index)] = std::move(guest.pidfd);
+  std::vector<int> descriptors{segment.fd()};
+  for (const Fd& fd : pidfds) descriptors.push_back(fd.get());
+  const Welcome welcome{segment.size(), static_cast<std::uint32_t>(ranks), 0};
+  for (const Guest& guest : guests) {
+    status = send_descriptors(guest.socket, bytes_of(welcome), descriptors, deadline);
+    // A guest that died meanwhile is found by its pidfd when the team enters.
+    if (!status.ok() && status.code != Code::connection) return status;
+  }
+  out = std::make_unique<Session>(std::make_shared<Segment>(std::move(segment)), 0, ranks,
+                                  Liveness(std::move(pidfds)));
+  return out->enter(deadline);
+}
+
+Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, Deadline deadline,
+                     std::unique_ptr<Session>& out) {
+  Status status = introduce(socket, rank, secret);
+  if (!status.ok()) return status;
+  Fd host_process;
+  status = peer_pidfd(socket, host_process);
+  if (!status.ok()) return status;
+  Welcome welcome;
+  std::vector<Fd> received;
+  status = receive_descriptors(socket, {reinterpret_cast<std::uint8_t*>(&welcome), sizeof(welcome)},
+                               0, deadline, host_process, received);
+  if (!status.ok()) return status;
+  if (welcome.segment_bytes == 0) {
+    return Status::error(Code::timeout,
+                         "the group could not be formed: " + std::to_string(welcome.missing) +
+                             " of its ranks did not come");
+  }
+  if (welcome.ranks != static_cast<std::uint32_t>(ranks)) {
+    return Status::error(Code::invalid, "a group of " + std::to_string(welcome.ranks) +
+                                            " ranks where " + std::to_string(ranks) +
+                                            " were expected");
+  }
+  status = receive_descriptors(socket, {}, static_cast<std::size_t>(ranks) + 1, deadline,
+                               host_process, received);
+  if (!status.ok()) return status;
+  Segment segment;
+  status = Segment::map(std::move(received[0]), welcome.segment_bytes, segment);
+  if (!status.ok()) return status;
+  received.erase(received.begin());
+  out = std::make_unique<Session>(std::make_shared<Segment>(std::move(segment)), rank, ranks,
+                                  Liveness(std::move(received)));
+  return out->enter(deadline);
+}
+
+template <typename Call>
+Status Session::run(Call call) {
+  const std::lock_guard<std::mutex> lock(one_call_);
+  if (!broken_.ok()) return broken_;
+  Status status = team_.check_aborted();
+  if (status.ok()) status = call();
+  if (!status.ok() && status.code != Code::invalid) broken_ = status;
+  return status;
+}
+
+Status Session::barrier(Deadline deadline) {
+  return run([&] { return gradsync::barrier(team_, deadline); });
+}
+
+Status Session::broadcast(std::byte* data, std::size_t count, Dtype dtype, int root,
+                          Deadline deadline) {
+  return run([&] {
+    if (root < 0 || root >= size()) {
+      return Status::error(Code::invalid, "no rank " + std::to_string(root) + " in a group of " +
+                                              std::to_string(size()));
+    }
+    return gradsync::broadcast(team_, staging_, data, count, dtype, root, deadline);
+  });
+}
+
+Status Session::all_reduce(std::byte* data, std::size_t count, Dtype dtype, Reduce reduce,
+                           Deadline deadline) {
+  return run(
+      [&] { return gradsync::all_reduce(team_, staging_, data, count, dtype, reduce, deadline); });
+}
+
+std::vector<RankReport> Session::report() const {
+  std::vector<RankReport> all;
+  for (int rank = 0; rank < size(); ++rank) all.push_back(team_.report(rank));
+  return all;
+}
+
+}  // namespace gradsync

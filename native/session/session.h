@@ -1,0 +1,63 @@
+// A group on one host: its memory, its team, and the calls that run on it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "algo/algorithm.h"
+#include "memory/handoff.h"
+#include "memory/segment.h"
+#include "sync/team.h"
+
+namespace gradsync {
+
+class Session {
+ public:
+  // The host of a lobby creates the memory and hands it to the guests with indices 1..ranks-1.
+  // `pids` are the ranks' processes as far as they are known, 0 otherwise: one that dies on the way
+  // is named at once.
+  static Status host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
+                     Deadline deadline, std::unique_ptr<Session>& out);
+  // A guest receives it over a socket from reach_lobby().
+  static Status join(Fd socket, const Secret& secret, int rank, int ranks, Deadline deadline,
+                     std::unique_ptr<Session>& out);
+
+  // Over memory that is mapped already; enter() completes it. Shared so that threads as ranks can
+  // use one mapping, where the thread sanitizer sees all of them.
+  Session(std::shared_ptr<Segment> segment, int rank, int ranks, Liveness liveness);
+  Status enter(Deadline deadline) { return team_.enter(deadline); }
+  ~Session() { leave(""); }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  int rank() const { return team_.rank(); }
+  int size() const { return team_.size(); }
+  std::uint64_t sequence() const { return team_.sequence(); }
+
+  Status barrier(Deadline deadline);
+  Status broadcast(std::byte* data, std::size_t count, Dtype dtype, int root, Deadline deadline);
+  Status all_reduce(std::byte* data, std::size_t count, Dtype dtype, Reduce reduce,
+                    Deadline deadline);
+
+  // These may be called while another thread is inside a call.
+  void abort(const std::string& reason) { team_.abort(reason); }
+  void leave(const std::string& note) { team_.leave(note); }
+  std::vector<RankReport> report() const;
+
+ private:
+  // Runs one call after the other. A failed one breaks the group: the ranks no longer agree on what
+  // comes next, so every later call fails with the same status.
+  template <typename Call>
+  Status run(Call call);
+
+  std::shared_ptr<Segment> segment_;
+  Team team_;
+  Staging staging_;
+  std::mutex one_call_;
+  Status broken_;
+};
+
+}  // namespace gradsync

@@ -1,0 +1,105 @@
+// What lives where in a group's shared memory: a header, then one slot per rank, then the ranks'
+// staging space. Plain data and atomics only; every process that maps it must agree on this file.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "common/cores.h"
+
+namespace gradsync {
+
+inline constexpr std::size_t cache_line = 64;
+inline constexpr std::uint64_t layout_magic = 0x6772616473796e31;  // "gradsyn1"
+
+// What a rank announces with a call. Peers read it anyway to learn that the rank has arrived, so
+// comparing it on every call costs nothing. The words are relaxed atomics: they are ordered by the
+// progress word, and a peer that reads them too late (a bug) must not be undefined behaviour.
+struct Announcement {
+  std::uint64_t sequence = 0;  // number of the call in its group, from 1
+  std::uint64_t what = 0;      // op, dtype, reduce op and root packed by the algorithms
+  std::uint64_t count = 0;     // elements
+  std::uint64_t time_ns = 0;   // monotonic clock at the announcement
+
+  // Time differs between ranks that agree.
+  bool same_call(const Announcement& other) const {
+    return sequence == other.sequence && what == other.what && count == other.count;
+  }
+};
+
+class AnnouncementCell {
+ public:
+  void store(const Announcement& a) {
+    words_[0].store(a.sequence, std::memory_order_relaxed);
+    words_[1].store(a.what, std::memory_order_relaxed);
+    words_[2].store(a.count, std::memory_order_relaxed);
+    words_[3].store(a.time_ns, std::memory_order_relaxed);
+  }
+  Announcement load() const {
+    return {words_[0].load(std::memory_order_relaxed), words_[1].load(std::memory_order_relaxed),
+            words_[2].load(std::memory_order_relaxed), words_[3].load(std::memory_order_relaxed)};
+  }
+
+ private:
+  std::array<std::atomic<std::uint64_t>, 4> words_{};
+};
+
+enum class Presence : std::uint32_t {
+  absent = 0,  // zeroed memory: has not mapped it yet
+  active,
+  left,    // said goodbye; whatever it published before is still good
+  failed,  // left with an error; `note` says which
+};
+
+// Owned by one rank: only it writes, all others read (but for `sleepers`).
+struct alignas(cache_line) Slot {
+  // Counts the steps that the rank has published; wraps around. Also the futex word.
+  std::atomic<std::uint32_t> progress{0};
+  // How many ranks sleep on `progress`; a publisher that sees none saves the system call.
+  std::atomic<std::uint32_t> sleepers{0};
+  // Two cells: a rank announces call n+1 while slow peers still read what it said of call n, but
+  // nobody can reach call n+2 before all have announced n+1 and so finished reading n.
+  std::array<AnnouncementCell, 2> announcements;
+
+  alignas(cache_line) std::atomic<Presence> presence{Presence::absent};
+  std::int32_t pid = 0;  // in the rank's own pid namespace; for messages only
+  CpuMask affinity;
+  std::array<char, 4096> note{};  // why it failed, NUL-terminated; written before `presence`
+};
+
+struct alignas(cache_line) Header {
+  std::uint64_t magic = 0;
+  std::uint32_t ranks = 0;
+  std::uint64_t staging_bytes = 0;  // per rank
+  // 1 + the rank that aborted the group, 0 while nobody has. `reason` is written by the first to
+  // move `aborting` from 0, before `aborted` is set.
+  std::atomic<std::uint32_t> aborting{0};
+  std::atomic<std::uint32_t> aborted{0};
+  std::array<char, 1024> reason{};
+};
+
+inline constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+inline constexpr std::size_t page_bytes = 4096;
+
+inline constexpr std::size_t slots_offset() { return round_up(sizeof(Header), cache_line); }
+
+// Staging begins on a page of its own so that each rank's part can be placed near its core.
+inline constexpr std::size_t staging_offset(std::size_t ranks) {
+  return round_up(slots_offset() + ranks * sizeof(Slot), page_bytes);
+}
+
+inline constexpr std::size_t segment_bytes(std::size_t ranks, std::size_t staging_bytes) {
+  return staging_offset(ranks) + ranks * round_up(staging_bytes, page_bytes);
+}
+
+static_assert(sizeof(Slot) % cache_line == 0, "neighbouring slots must not share a cache line");
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free,
+              "words in shared memory must be lock-free");
+static_assert(std::atomic<Presence>::is_always_lock_free);
+
+}  // namespace gradsync

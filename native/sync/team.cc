@@ -1,0 +1,234 @@
+#include "sync/team.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "common/cgroup.h"
+#include "sync/futex.h"
+#include "sync/pause.h"
+
+namespace gradsync {
+namespace {
+
+// A sleeper looks at its peers' pidfds this often: a SIGKILL is known well within 100 ms, and an
+// idle rank costs 40 system calls a second.
+constexpr std::int64_t look_around_ns = 25'000'000;
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        Deadline::Clock::now().time_since_epoch())
+                                        .count());
+}
+
+template <std::size_t Size>
+void copy_text(std::array<char, Size>& to, const std::string& from) {
+  const std::size_t length = std::min(from.size(), Size - 1);
+  // The end of a traceback says most, so a long text loses its beginning.
+  std::memcpy(to.data(), from.data() + (from.size() - length), length);
+  to[length] = '\0';
+}
+
+}  // namespace
+
+Patience patience_for(int ranks, int cores) {
+  // 2000 pauses are about 60 us on the machines measured (30 ns each), several times the longest
+  // gap between two ranks that run the same code; yielding then costs a lone rank nothing.
+  if (ranks <= cores) return {2000, 200};
+  return {0, 20};
+}
+
+Team::Team(std::byte* memory, int rank, int ranks, Liveness liveness)
+    : header_(std::launder(reinterpret_cast<Header*>(memory))),
+      slots_(std::launder(reinterpret_cast<Slot*>(memory + slots_offset()))),
+      staging_(memory + staging_offset(static_cast<std::size_t>(ranks))),
+      rank_(rank),
+      size_(ranks),
+      liveness_(std::move(liveness)) {}
+
+void Team::format(std::byte* memory, int ranks, std::size_t staging_bytes) {
+  auto* header = new (memory) Header;
+  for (int rank = 0; rank < ranks; ++rank) {
+    new (memory + slots_offset() + static_cast<std::size_t>(rank) * sizeof(Slot)) Slot;
+  }
+  header->magic = layout_magic;
+  header->ranks = static_cast<std::uint32_t>(ranks);
+  header->staging_bytes = staging_bytes;
+}
+
+std::byte* Team::staging(int rank) const {
+  return staging_ + static_cast<std::size_t>(rank) * round_up(header_->staging_bytes, page_bytes);
+}
+
+Status Team::enter(Deadline deadline) {
+  if (header_->magic != layout_magic || header_->ranks != static_cast<std::uint32_t>(size_)) {
+    return Status::error(Code::invalid, "shared memory of another layout or group size");
+  }
+  Slot& mine = slot(rank_);
+  mine.pid = ::getpid();
+  mine.affinity = affinity_mask();
+  mine.presence.store(Presence::active, std::memory_order_release);
+  progress_ = 0;
+  publish(1);  // releases the fields above
+  const Status status = wait_for_all(1, deadline);
+  if (!status.ok()) return status;
+  // The cores of all ranks together: ranks that are bound to one core each may spin.
+  CpuMask joint;
+  for (int peer = 0; peer < size_; ++peer) joint.merge(slot(peer).affinity);
+  patience_ = patience_for(size_, usable_cores(joint, cgroup_cpus()));
+  return Status::success();
+}
+
+void Team::leave(const std::string& note) {
+  Slot& mine = slot(rank_);
+  if (mine.presence.load(std::memory_order_relaxed) != Presence::active) return;
+  if (!note.empty()) copy_text(mine.note, note);
+  mine.presence.store(note.empty() ? Presence::left : Presence::failed, std::memory_order_release);
+  futex_wake_all(mine.progress);
+}
+
+void Team::abort(const std::string& reason) {
+  std::uint32_t nobody = 0;
+  if (!header_->aborting.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank_) + 1,
+                                                 std::memory_order_acq_rel)) {
+    return;  // somebody was first, and the first reason is the one that counts
+  }
+  copy_text(header_->reason, reason);
+  header_->aborted.store(static_cast<std::uint32_t>(rank_) + 1, std::memory_order_release);
+  for (int peer = 0; peer < size_; ++peer) futex_wake_all(slot(peer).progress);
+}
+
+void Team::announce(std::uint64_t what, std::uint64_t count) {
+  ++sequence_;
+  slot(rank_).announcements[sequence_ & 1].store({sequence_, what, count, now_ns()});
+  publish(progress_ + 1);
+}
+
+Status Team::agree(Deadline deadline) {
+  const Status status = wait_for_all(progress_, deadline);
+  if (!status.ok()) return status;
+  const Announcement mine = announced_by(rank_);
+  Status verdict;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (!announced_by(peer).same_call(mine)) verdict.ranks.push_back(peer);
+  }
+  if (!verdict.ranks.empty()) {
+    verdict.code = Code::mismatch;
+    verdict.message = "the ranks asked for different things";
+  }
+  return verdict;
+}
+
+void Team::publish(std::uint64_t step) {
+  progress_ = step;
+  Slot& mine = slot(rank_);
+  // seq_cst on both sides: either we see the sleeper's count, or the sleeper sees our step before
+  // it sleeps. Release is part of it, so what was written before the step is visible to who reads
+  // it.
+  mine.progress.store(static_cast<std::uint32_t>(step), std::memory_order_seq_cst);
+  if (mine.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(mine.progress);
+}
+
+bool Team::has_reached(int peer, std::uint64_t step) const {
+  return reached(slot(peer).progress.load(std::memory_order_acquire), step);
+}
+
+Status Team::wait_for_all(std::uint64_t step, Deadline deadline) {
+  if (step <= reached_by_all_) return Status::success();
+  for (int distance = 1; distance < size_; ++distance) {
+    // Starting with the next rank spreads the reads over the slots.
+    const Status status = wait_for((rank_ + distance) % size_, step, deadline);
+    if (!status.ok()) return status;
+  }
+  reached_by_all_ = step;
+  return Status::success();
+}
+
+Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline) {
+  if (has_reached(peer, step)) return Status::success();
+  for (int i = 0; i < patience_.spins; ++i) {
+    pause_briefly();
+    if (has_reached(peer, step)) return Status::success();
+  }
+  for (int i = 0; i < patience_.yields; ++i) {
+    ::sched_yield();
+    if (has_reached(peer, step)) return Status::success();
+  }
+  Slot& theirs = slot(peer);
+  while (true) {
+    const Status status = health(step);
+    // A rank may publish its last step and go: what it published counts.
+    if (has_reached(peer, step)) return Status::success();
+    if (!status.ok()) return status;
+    if (deadline.expired()) return timed_out(step);
+    theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = theirs.progress.load(std::memory_order_seq_cst);
+    if (!reached(seen, step)) {
+      futex_wait(theirs.progress, seen, deadline.remaining_ns(look_around_ns));
+    }
+    theirs.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (has_reached(peer, step)) return Status::success();
+  }
+}
+
+Status Team::check_aborted() const {
+  const std::uint32_t aborter = header_->aborted.load(std::memory_order_acquire);
+  if (aborter == 0) return Status::success();
+  return Status::error(Code::aborted, header_->reason.data(), {static_cast<int>(aborter) - 1});
+}
+
+Status Team::health(std::uint64_t step) const {
+  Status status = check_aborted();
+  if (!status.ok()) return status;
+  // Only ranks that still owe this step matter: the others may have gone home rightly.
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    const Presence presence = slot(peer).presence.load(std::memory_order_acquire);
+    if (presence == Presence::failed && !has_reached(peer, step)) {
+      return lost(peer, slot(peer).note.data());
+    }
+    if (presence == Presence::left && !has_reached(peer, step)) {
+      return lost(peer, "left the group before this call");
+    }
+  }
+  for (const int peer : liveness_.dead()) {
+    if (peer == rank_ || has_reached(peer, step)) continue;
+    const std::string how = liveness_.how_it_ended(peer, slot(peer).pid);
+    return lost(peer, how.empty() ? "its process is gone" : "its process is gone: " + how);
+  }
+  return Status::success();
+}
+
+Status Team::lost(int peer, const std::string& why) const {
+  return Status::error(Code::peer_lost, "pid " + std::to_string(slot(peer).pid) + ": " + why,
+                       {peer});
+}
+
+Status Team::timed_out(std::uint64_t step) const {
+  Status status = Status::error(Code::timeout, "not every rank arrived in time");
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && !has_reached(peer, step)) status.ranks.push_back(peer);
+  }
+  return status;
+}
+
+Announcement Team::announced_by(int peer) const {
+  return slot(peer).announcements[sequence_ & 1].load();
+}
+
+RankReport Team::report(int peer) const {
+  const Slot& theirs = slot(peer);
+  RankReport report;
+  report.presence = theirs.presence.load(std::memory_order_acquire);
+  report.progress = theirs.progress.load(std::memory_order_acquire);
+  if (report.presence != Presence::absent) report.pid = theirs.pid;
+  const Announcement even = theirs.announcements[0].load();
+  const Announcement odd = theirs.announcements[1].load();
+  report.last = even.sequence > odd.sequence ? even : odd;
+  return report;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,96 @@
+// A rank's view of its group: announcing calls, publishing steps, waiting for the others' steps.
+// It knows nothing of what a call does. All acquire/release pairs of the core are in team.cc.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/deadline.h"
+#include "common/status.h"
+#include "sync/liveness.h"
+#include "sync/slots.h"
+
+namespace gradsync {
+
+// How long a waiter stays on its core before it sleeps.
+struct Patience {
+  int spins = 0;   // polls with a pause instruction between them
+  int yields = 0;  // polls with sched_yield between them
+};
+
+// Spinning pays only while every rank has a core of its own; otherwise the one we wait for may be
+// the one that our spinning keeps off the core.
+Patience patience_for(int ranks, int cores);
+
+struct RankReport {
+  int pid = 0;
+  Presence presence = Presence::absent;
+  std::uint32_t progress = 0;
+  Announcement last;
+};
+
+class Team {
+ public:
+  Team() = default;
+  // `memory` holds segment_bytes(ranks, staging) bytes; rank 0 or whoever created it called
+  // format().
+  Team(std::byte* memory, int rank, int ranks, Liveness liveness);
+
+  static void format(std::byte* memory, int ranks, std::size_t staging_bytes);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::byte* staging(int rank) const;
+  std::size_t staging_bytes() const { return header_->staging_bytes; }
+
+  // Publishes the caller's identity and waits until every rank has done so.
+  Status enter(Deadline deadline);
+  // Says goodbye; an empty note means that all is well.
+  void leave(const std::string& note);
+  // Makes every present wait and every later call of every rank fail.
+  void abort(const std::string& reason);
+  // Says whether somebody has, who and why.
+  Status check_aborted() const;
+
+  // The number of steps this rank has published; the same on all ranks between calls. Counted in 64
+  // bits here; the shared word holds the lower 32, and peers are never 2^31 steps apart.
+  std::uint64_t progress() const { return progress_; }
+  std::uint64_t sequence() const { return sequence_; }
+
+  // Announces a call together with its first step.
+  void announce(std::uint64_t what, std::uint64_t count);
+  // Waits until all ranks have announced theirs, and compares: mismatch lists every rank's.
+  Status agree(Deadline deadline);
+
+  void publish(std::uint64_t step);
+  Status wait_for(int peer, std::uint64_t step, Deadline deadline);
+  Status wait_for_all(std::uint64_t step, Deadline deadline);
+
+  Announcement announced_by(int peer) const;
+  RankReport report(int peer) const;
+
+ private:
+  static bool reached(std::uint32_t word, std::uint64_t step) {
+    return static_cast<std::int32_t>(word - static_cast<std::uint32_t>(step)) >= 0;
+  }
+  Slot& slot(int rank) const { return slots_[rank]; }
+  bool has_reached(int peer, std::uint64_t step) const;
+  // Why the step cannot come any more, or ok.
+  Status health(std::uint64_t step) const;
+  Status lost(int peer, const std::string& why) const;
+  Status timed_out(std::uint64_t step) const;
+
+  Header* header_ = nullptr;
+  Slot* slots_ = nullptr;
+  std::byte* staging_ = nullptr;
+  int rank_ = 0;
+  int size_ = 0;
+  std::uint64_t progress_ = 0;
+  std::uint64_t reached_by_all_ = 0;  // the newest step that a wait_for_all has seen
+  std::uint64_t sequence_ = 0;
+  Patience patience_;
+  Liveness liveness_;
+};
+
+}  // namespace gradsync

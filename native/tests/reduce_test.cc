@@ -1,0 +1,132 @@
+#include "reduce/reduce.h"
+
+#include <cmath>
+#include <complex>
+#include <cstring>
+#include <limits>
+
+#include "reduce/half.h"
+#include "tests/check.h"
+
+using namespace gradsync;
+
+namespace {
+
+template <typename T>
+std::vector<T> run(Dtype dtype, Reduce reduce, const std::vector<std::vector<T>>& inputs) {
+  ReduceKernel kernel = nullptr;
+  CHECK_OK(find_kernel(dtype, reduce, kernel));
+  std::vector<const std::byte*> sources;
+  for (const auto& input : inputs) {
+    sources.push_back(reinterpret_cast<const std::byte*>(input.data()));
+  }
+  std::vector<T> first(inputs[0].size());
+  std::vector<T> second(inputs[0].size());
+  std::vector<std::byte*> destinations{reinterpret_cast<std::byte*>(first.data()),
+                                       reinterpret_cast<std::byte*>(second.data())};
+  kernel(sources, destinations, first.size());
+  CHECK(first.empty() || std::memcmp(first.data(), second.data(), first.size() * sizeof(T)) == 0);
+  return first;
+}
+
+}  // namespace
+
+TEST(sum_is_taken_in_order) {
+  // (1e8 + -1e8) + 1 is 1; in any other order float loses the 1.
+  const auto result = run<float>(Dtype::f32, Reduce::sum, {{1e8F}, {-1e8F}, {1.0F}});
+  CHECK(result[0] == 1.0F);
+}
+
+TEST(every_length_around_the_block_is_right) {
+  for (const std::size_t count : {0UL, 1UL, 7UL, 511UL, 512UL, 513UL, 2000UL}) {
+    std::vector<float> a(count), b(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      a[i] = static_cast<float>(i);
+      b[i] = 1.0F;
+    }
+    const auto result = run<float>(Dtype::f32, Reduce::sum, {a, b});
+    for (std::size_t i = 0; i < count; ++i) CHECK(result[i] == static_cast<float>(i) + 1.0F);
+  }
+}
+
+TEST(integers_wrap_and_bits_work) {
+  using I8 = std::vector<std::int8_t>;
+  CHECK((run<std::int8_t>(Dtype::i8, Reduce::sum, {I8{127}, I8{1}}) == I8{-128}));
+  CHECK((run<std::int8_t>(Dtype::i8, Reduce::product, {I8{64}, I8{4}}) == I8{0}));
+  using I64 = std::vector<std::int64_t>;
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  CHECK((run<std::int64_t>(Dtype::i64, Reduce::sum, {I64{most}, I64{1}}) ==
+         I64{std::numeric_limits<std::int64_t>::min()}));
+  CHECK((run<std::int64_t>(Dtype::i64, Reduce::min, {I64{-3}, I64{2}}) == I64{-3}));
+  using U16 = std::vector<std::uint16_t>;
+  CHECK((run<std::uint16_t>(Dtype::u16, Reduce::bxor, {U16{0xF0F0}, U16{0xFFFF}}) == U16{0x0F0F}));
+  CHECK((run<std::uint16_t>(Dtype::u16, Reduce::product, {U16{0xFFFF}, U16{0xFFFF}}) == U16{1}));
+}
+
+TEST(booleans_are_logic) {
+  using B = std::vector<std::uint8_t>;
+  CHECK((run<std::uint8_t>(Dtype::boolean, Reduce::sum, {B{0, 1, 2}, B{0, 1, 0}}) == B{0, 1, 1}));
+  CHECK(
+      (run<std::uint8_t>(Dtype::boolean, Reduce::product, {B{0, 1, 2}, B{1, 1, 1}}) == B{0, 1, 1}));
+  CHECK((run<std::uint8_t>(Dtype::boolean, Reduce::bxor, {B{1, 1}, B{1, 0}}) == B{0, 1}));
+}
+
+TEST(nan_wins_in_min_and_max) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const Reduce reduce : {Reduce::min, Reduce::max}) {
+    const auto result = run<float>(Dtype::f32, reduce, {{nan, 1.0F}, {1.0F, nan}});
+    CHECK(std::isnan(result[0]));
+    CHECK(std::isnan(result[1]));
+  }
+}
+
+TEST(averages_divide_once) {
+  CHECK(run<double>(Dtype::f64, Reduce::avg, {{1.0}, {2.0}, {6.0}})[0] == 3.0);
+  using C = std::complex<float>;
+  CHECK((run<C>(Dtype::c64, Reduce::avg, {{C{1, 2}}, {C{3, 4}}})[0] == C{2, 3}));
+}
+
+TEST(half_types_are_added_in_float) {
+  // 256 + 1 + 1 rounds to 256 twice in bfloat16 steps, to 258 when rounded once.
+  std::vector<std::vector<Bfloat16>> inputs;
+  for (const float value : {256.0F, 1.0F, 1.0F}) inputs.push_back({Bfloat16::from(value)});
+  CHECK(run<Bfloat16>(Dtype::bf16, Reduce::sum, inputs)[0].to_float() == 258.0F);
+}
+
+TEST(float16_round_trips_every_value) {
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const Float16 half{static_cast<std::uint16_t>(bits)};
+    const float value = half.to_float();
+    if (std::isnan(value)) {
+      CHECK(std::isnan(Float16::from(value).to_float()));
+    } else {
+      CHECK(Float16::from(value).bits == half.bits);
+    }
+  }
+  CHECK(Float16::from(65519.0F).to_float() == 65504.0F);
+  CHECK(std::isinf(Float16::from(65520.0F).to_float()));
+  CHECK(Float16::from(1.0F + 0x1p-11F).to_float() == 1.0F);  // a tie goes to even
+  CHECK(Float16::from(1.0F + 3 * 0x1p-11F).to_float() == 1.0F + 0x1p-9F);
+  CHECK(Float16::from(0x1p-25F).to_float() == 0.0F);
+  CHECK(Float16::from(0x1.8p-25F).to_float() == 0x1p-24F);
+}
+
+TEST(bfloat16_round_trips_every_value) {
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const Bfloat16 half{static_cast<std::uint16_t>(bits)};
+    const float value = half.to_float();
+    if (std::isnan(value)) {
+      CHECK(std::isnan(Bfloat16::from(value).to_float()));
+    } else {
+      CHECK(Bfloat16::from(value).bits == half.bits);
+    }
+  }
+}
+
+TEST(senseless_pairs_are_refused) {
+  ReduceKernel kernel = nullptr;
+  CHECK(find_kernel(Dtype::f32, Reduce::band, kernel).code == Code::invalid);
+  CHECK(find_kernel(Dtype::i32, Reduce::avg, kernel).code == Code::invalid);
+  CHECK(find_kernel(Dtype::c64, Reduce::max, kernel).code == Code::invalid);
+  CHECK(find_kernel(Dtype::boolean, Reduce::avg, kernel).code == Code::invalid);
+}
