@@ -25,6 +25,7 @@ const char* name_of(Code code) {
     case Code::not_numeric: return "not_numeric";
     case Code::queue_empty: return "queue_empty";
     case Code::system: return "system";
+    case Code::interrupted: return "interrupted";
   }
   return "unknown";
 }
@@ -33,6 +34,8 @@ const char* name_of(Code code) {
 
 void raise_if_failed(const Status& status) {
   if (status.ok()) return;
+  // A signal handler raised (KeyboardInterrupt, say): that exception is the one to show.
+  if (status.code == Code::interrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
   const nb::object args =
       nb::make_tuple(name_of(status.code), status.message, nb::cast(status.ranks));
   PyErr_SetObject(status_error, args.ptr());

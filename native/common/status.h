@@ -25,6 +25,7 @@ enum class Code : std::uint8_t {
   not_numeric,      // integer arithmetic on a value that is no integer
   queue_empty,      // non-blocking pop found nothing
   system,           // any other failed system call
+  interrupted,      // the caller's own check said to stop waiting
 };
 
 struct [[nodiscard]] Status {

@@ -110,6 +110,11 @@ Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, Deadl
 
 template <typename Call>
 Status Session::run(Call call) {
+  if (!is_ours()) {
+    return Status::error(Code::invalid, "this process is a fork of rank " + std::to_string(rank()) +
+                                            " and not a rank itself; only the rank may use its "
+                                            "group, so pass it what it shall send");
+  }
   const std::lock_guard<std::mutex> lock(one_call_);
   if (!broken_.ok()) return broken_;
   Status status = team_.check_aborted();

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "algo/algorithm.h"
+#include "common/fork.h"
 #include "memory/handoff.h"
 #include "memory/segment.h"
 #include "sync/team.h"
@@ -33,6 +36,10 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
+  void set_interrupt_check(std::function<bool()> check) {
+    team_.set_interrupt_check(std::move(check));
+  }
+
   int rank() const { return team_.rank(); }
   int size() const { return team_.size(); }
   std::uint64_t sequence() const { return team_.sequence(); }
@@ -44,10 +51,15 @@ class Session {
 
   // These may be called while another thread is inside a call.
   void abort(const std::string& reason) { team_.abort(reason); }
-  void leave(const std::string& note) { team_.leave(note); }
+  void leave(const std::string& note) {
+    if (is_ours()) team_.leave(note);
+  }
   std::vector<RankReport> report() const;
 
  private:
+  // False in a forked child, which must neither use the group nor say goodbye in its parent's name.
+  bool is_ours() const { return fork_generation() == opened_in_; }
+
   // Runs one call after the other. A failed one breaks the group: the ranks no longer agree on what
   // comes next, so every later call fails with the same status.
   template <typename Call>
@@ -56,6 +68,7 @@ class Session {
   std::shared_ptr<Segment> segment_;
   Team team_;
   Staging staging_;
+  std::uint32_t opened_in_ = fork_generation();
   std::mutex one_call_;
   Status broken_;
 };

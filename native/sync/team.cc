@@ -164,6 +164,9 @@ Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline) {
     if (has_reached(peer, step)) return Status::success();
     if (!status.ok()) return status;
     if (deadline.expired()) return timed_out(step);
+    if (interrupt_check_ && interrupt_check_()) {
+      return Status::error(Code::interrupted, "interrupted while waiting", {peer});
+    }
     theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = theirs.progress.load(std::memory_order_seq_cst);
     if (!reached(seen, step)) {

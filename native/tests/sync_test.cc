@@ -157,3 +157,20 @@ TEST(child_of_a_dead_rank_does_not_keep_it_alive) {
   CHECK(WIFSIGNALED(exit_status(pids[1], 10)));
   CHECK(exit_status(pids[0], 10) == 0);
 }
+
+TEST(forked_child_is_refused_and_its_end_harms_nobody) {
+  const auto pids = fork_ranks(2, [](Session& session) {
+    if (session.rank() == 0) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        const Code code = session.barrier(Deadline::after(5)).code;
+        session.leave("");  // as the destructor would
+        ::_exit(code == Code::invalid ? 0 : 1);
+      }
+      if (exit_status(child, 5) != 0) return 1;
+    }
+    return session.barrier(Deadline::after(5)).ok() ? 0 : 2;
+  });
+  CHECK(exit_status(pids[0], 10) == 0);
+  CHECK(exit_status(pids[1], 10) == 0);
+}

@@ -1,3 +1,112 @@
-"""Data-parallel training for PyTorch."""
+"""Data-parallel training for PyTorch: collectives through shared memory that never hang in silence.
+
+``import gradsync as dist`` gives torch's names. Importing this package is quick and does not import
+torch; names that need it are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradsync.base.dtypes import ReduceOp
+    from gradsync.errors import (
+        AbortedError,
+        BackendUnavailable,
+        CollectiveTimeout,
+        DistBackendError,
+        DistError,
+        DistNetworkError,
+        DistStoreError,
+        InternalError,
+        MismatchError,
+        PeerLostError,
+        QueueEmptyError,
+        RankFailedError,
+        RendezvousError,
+        StoreConnectionError,
+        StoreTimeout,
+        UsageError,
+    )
+    from gradsync.group.collectives import all_reduce, barrier, broadcast
+    from gradsync.group.group import ProcessGroup
+    from gradsync.launch.spawn import spawn
+    from gradsync.rendezvous.meeting import register_rendezvous_handler, rendezvous
+    from gradsync.session import (
+        destroy_process_group,
+        get_backend,
+        get_rank,
+        get_world_size,
+        init_process_group,
+        is_available,
+        is_initialized,
+    )
+    from gradsync.stores.file import FileStore
+    from gradsync.stores.hash import HashStore
+    from gradsync.stores.prefix import PrefixStore
+    from gradsync.stores.store import Store
+    from gradsync.stores.tcp import TCPStore
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "base.dtypes": ("ReduceOp",),
+    "errors": (
+        "AbortedError",
+        "BackendUnavailable",
+        "CollectiveTimeout",
+        "DistBackendError",
+        "DistError",
+        "DistNetworkError",
+        "DistStoreError",
+        "InternalError",
+        "MismatchError",
+        "PeerLostError",
+        "QueueEmptyError",
+        "RankFailedError",
+        "RendezvousError",
+        "StoreConnectionError",
+        "StoreTimeout",
+        "UsageError",
+    ),
+    "group.collectives": ("all_reduce", "barrier", "broadcast"),
+    "group.group": ("ProcessGroup",),
+    "launch.spawn": ("spawn",),
+    "rendezvous.meeting": ("register_rendezvous_handler", "rendezvous"),
+    "session": (
+        "destroy_process_group",
+        "get_backend",
+        "get_rank",
+        "get_world_size",
+        "init_process_group",
+        "is_available",
+        "is_initialized",
+    ),
+    "stores.file": ("FileStore",),
+    "stores.hash": ("HashStore",),
+    "stores.prefix": ("PrefixStore",),
+    "stores.store": ("Store",),
+    "stores.tcp": ("TCPStore",),
+}
+"""Where each public name lives, by module of this package."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: PLE0604, RUF022
+    "__version__",
+    *sorted(_HOME_OF),
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gradsync' has no attribute {name!r}")
+    value = getattr(import_module(f"gradsync.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,1 +1,1 @@
-"""PLACEHOLDER group."""
+"""Process groups and the collectives on them."""

@@ -1,0 +1,156 @@
+// The shared-memory core as Python sees it: a lobby to meet in, a link to reach one, a session to
+// run calls on. Tensors come as addresses and counts; whoever calls keeps them alive.
+#include "session/session.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.h"
+#include "common/cgroup.h"
+#include "common/cores.h"
+
+namespace nb = nanobind;
+
+namespace gradsync {
+namespace {
+
+// Ctrl-C must end a wait: Python runs its handlers only when asked, with the GIL held.
+bool python_wants_to_stop() {
+  const nb::gil_scoped_acquire acquired;
+  return PyErr_CheckSignals() != 0;
+}
+
+template <typename Call>
+void run(Call call) {
+  Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = call();
+  }
+  raise_if_failed(status);
+}
+
+std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
+template <typename Enum>
+Enum checked(int number, const char* what) {
+  if (number < 0 || number > static_cast<int>(Enum::last)) {
+    raise_if_failed(
+        Status::error(Code::invalid, std::string("no ") + what + " " + std::to_string(number)));
+  }
+  return static_cast<Enum>(number);
+}
+
+class LobbyHandle {
+ public:
+  LobbyHandle() { raise_if_failed(Lobby::open(lobby_)); }
+
+  std::string name() const { return lobby_.name(); }
+  nb::bytes secret() const { return nb::bytes(lobby_.secret().data(), lobby_.secret().size()); }
+
+  std::unique_ptr<Session> host(const std::vector<int>& pids, std::size_t staging_bytes,
+                                double timeout_s) {
+    std::unique_ptr<Session> session;
+    run([&] {
+      return Session::host(std::move(lobby_), pids, staging_bytes, Deadline::after(timeout_s),
+                           session);
+    });
+    session->set_interrupt_check(python_wants_to_stop);
+    return session;
+  }
+
+ private:
+  Lobby lobby_;
+};
+
+class Link {
+ public:
+  explicit Link(const std::string& name) { raise_if_failed(reach_lobby(name, socket_)); }
+
+  std::unique_ptr<Session> join(const nb::bytes& secret, int rank, int ranks, double timeout_s) {
+    Secret key{};
+    if (secret.size() != key.size()) {
+      raise_if_failed(Status::error(
+          Code::invalid, "a lobby's secret has 16 bytes, not " + std::to_string(secret.size())));
+    }
+    std::memcpy(key.data(), secret.c_str(), key.size());
+    std::unique_ptr<Session> session;
+    run([&] {
+      return Session::join(std::move(socket_), key, rank, ranks, Deadline::after(timeout_s),
+                           session);
+    });
+    session->set_interrupt_check(python_wants_to_stop);
+    return session;
+  }
+
+ private:
+  Fd socket_;
+};
+
+nb::list report(const Session& session) {
+  nb::list rows;
+  for (const RankReport& rank : session.report()) {
+    rows.append(nb::make_tuple(rank.pid, static_cast<int>(rank.presence), rank.last.sequence,
+                               rank.last.what, rank.last.count, rank.last.time_ns));
+  }
+  return rows;
+}
+
+void bind_calls(nb::class_<Session>& session) {
+  session.def(
+      "barrier",
+      [](Session& self, double timeout_s) {
+        run([&] { return self.barrier(Deadline::after(timeout_s)); });
+      },
+      nb::arg("timeout_s"));
+  session.def(
+      "broadcast",
+      [](Session& self, std::uintptr_t address, std::size_t count, int dtype, int root,
+         double timeout_s) {
+        const auto type = checked<Dtype>(dtype, "dtype");
+        run([&] {
+          return self.broadcast(at(address), count, type, root, Deadline::after(timeout_s));
+        });
+      },
+      nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"),
+      nb::arg("timeout_s"));
+  session.def(
+      "all_reduce",
+      [](Session& self, std::uintptr_t address, std::size_t count, int dtype, int reduce,
+         double timeout_s) {
+        const auto type = checked<Dtype>(dtype, "dtype");
+        const auto operation = checked<Reduce>(reduce, "reduce operation");
+        run([&] {
+          return self.all_reduce(at(address), count, type, operation, Deadline::after(timeout_s));
+        });
+      },
+      nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduce"),
+      nb::arg("timeout_s"));
+}
+
+}  // namespace
+
+void bind_session(nb::module_& module) {
+  nb::class_<LobbyHandle>(module, "Lobby")
+      .def(nb::init<>())
+      .def_prop_ro("name", &LobbyHandle::name)
+      .def_prop_ro("secret", &LobbyHandle::secret)
+      .def("host", &LobbyHandle::host, nb::arg("pids"), nb::arg("staging_bytes"),
+           nb::arg("timeout_s"));
+  nb::class_<Link>(module, "Link")
+      .def(nb::init<const std::string&>(), nb::arg("name"))
+      .def("join", &Link::join, nb::arg("secret"), nb::arg("rank"), nb::arg("ranks"),
+           nb::arg("timeout_s"));
+  nb::class_<Session> session(module, "Session");
+  session.def_prop_ro("rank", &Session::rank)
+      .def_prop_ro("size", &Session::size)
+      .def_prop_ro("sequence", &Session::sequence)
+      .def("abort", &Session::abort, nb::arg("reason"))
+      .def("leave", &Session::leave, nb::arg("note"))
+      .def("report", &report);
+  bind_calls(session);
+  module.def("usable_cores", [] { return usable_cores(affinity_mask(), cgroup_cpus()); });
+}
+
+}  // namespace gradsync

@@ -1,0 +1,40 @@
+"""The waist: every engine is four verbs, and everything above talks to it through ``submit``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gradsync.backends.call import Call
+from gradsync.backends.work import Work
+from gradsync.base.host import HostEvidence
+from gradsync.stores.store import Store
+
+__all__ = ["Backend", "Bootstrap"]
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """What a backend gets to find its peers with: a store of its own, who it is, who they are."""
+
+    store: Store
+    rank: int
+    evidence: Sequence[HostEvidence]
+    """Where each rank runs, in rank order."""
+    timeout_s: float
+
+
+class Backend(Protocol):
+    """An engine that carries out the calls of one group."""
+
+    name: str
+
+    def submit(self, call: Call) -> Work:
+        """Start, or carry out, a call; a call on one group follows the ones before it."""
+
+    def abort(self, reason: str) -> None:
+        """Make every present and later call of every rank fail with ``reason``."""
+
+    def leave(self, note: str = "") -> None:
+        """Tell the peers that this rank is going; a note says what went wrong. Never blocks."""

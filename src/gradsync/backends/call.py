@@ -1,0 +1,36 @@
+"""``Call``: everything about one operation that a backend needs, with tensors as buffer views.
+
+Tuples rather than dataclasses: building one is on the path of every call (0.4 us against 2 us for a
+frozen dataclass of this size).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gradsync.backends.ops import Op
+from gradsync.base.dtypes import ReduceOp
+
+__all__ = ["NO_BUFFER", "Buffer", "Call"]
+
+
+class Buffer(NamedTuple):
+    """Contiguous memory of a tensor; ``owner`` keeps it alive and serves engines that want tensors."""
+
+    address: int
+    count: int
+    dtype: int
+    owner: Any
+
+
+NO_BUFFER = Buffer(0, 0, 0, None)
+
+
+class Call(NamedTuple):
+    """One operation on one group."""
+
+    op: Op
+    buffer: Buffer
+    timeout_s: float
+    reduce: ReduceOp = ReduceOp.SUM
+    root: int = 0

@@ -1,0 +1,151 @@
+"""``ProcessGroup``: the ranks that do things together, and the one door to the backend below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+
+from gradsync.backends.backend import Backend
+from gradsync.backends.call import NO_BUFFER, Call
+from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
+from gradsync.backends.work import DoneWork, Work
+from gradsync.base.deadline import Timeout, seconds
+from gradsync.base.dtypes import ReduceOp
+from gradsync.errors import UsageError
+from gradsync.group.buffers import copy_back, view
+from gradsync.group.hooks import Hooks
+
+__all__ = ["ProcessGroup"]
+
+
+class ProcessGroup:
+    """Ranks that call collectives together.
+
+    Every rank must make the same calls in the same order. A call that cannot be carried out raises a
+    ``DistBackendError`` that names the rank at fault.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        rank: int,
+        size: int,
+        *,
+        timeout_s: float,
+        name: str = "world",
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self._backend: Backend | None = backend
+        self._rank = rank
+        self._size = size
+        self._timeout_s = timeout_s
+        self.group_name = name
+        self._on_close = on_close
+        self.hooks = Hooks()
+
+    def rank(self) -> int:
+        """Return the caller's rank in this group."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._size
+
+    def name(self) -> str:
+        """Return the name of the backend that carries the calls out."""
+        return self.backend.name
+
+    @property
+    def backend(self) -> Backend:
+        """The engine below; raises when the group has been destroyed."""
+        if self._backend is None:
+            raise UsageError(f"the group {self.group_name!r} has been destroyed")
+        return self._backend
+
+    # -- the waist --------------------------------------------------------------------------------
+
+    def submit(self, call: Call) -> Work:
+        """Hand a call to the backend, with the hooks around it."""
+        backend = self._backend
+        if backend is None:
+            backend = self.backend
+        hooks = self.hooks
+        if hooks.before:
+            hooks.run(hooks.before, call)
+        work = backend.submit(call)
+        if hooks.after:
+            hooks.run(hooks.after, call)
+        return work
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    def barrier(self, timeout: Timeout | None = None) -> None:
+        """Wait until every rank has come here."""
+        self.submit(Call(BARRIER, NO_BUFFER, self._limit(timeout)))
+
+    def broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None) -> None:
+        """Overwrite ``tensor`` with that of rank ``root`` of this group."""
+        if not 0 <= root < self._size:
+            raise UsageError(
+                f"broadcast: there is no rank {root} in the group {self.group_name!r} of "
+                f"{self._size} ranks"
+            )
+        buffer = view(tensor, "broadcast")
+        self.submit(Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root))
+        copy_back(tensor, buffer)
+
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: ReduceOp = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Combine the ranks' tensors element by element; every rank gets the result in place."""
+        buffer = view(tensor, "all_reduce")
+        self.submit(Call(ALL_REDUCE, buffer, self._limit(timeout), ReduceOp(op)))
+        copy_back(tensor, buffer)
+
+    def all_reduce_async(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Work:
+        """Like ``all_reduce``, returning a handle; the call is carried out before this returns."""
+        self.all_reduce(tensor, op)
+        return DoneWork([tensor])
+
+    def broadcast_async(self, tensor: torch.Tensor, root: int) -> Work:
+        """Like ``broadcast``, returning a handle; the call is carried out before this returns."""
+        self.broadcast(tensor, root)
+        return DoneWork([tensor])
+
+    def barrier_async(self) -> Work:
+        """Like ``barrier``, returning a handle; the call is carried out before this returns."""
+        self.barrier()
+        return DoneWork([])
+
+    # -- end of life ------------------------------------------------------------------------------
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Make every present and later call of every rank of the group fail."""
+        self.backend.abort(reason)
+
+    def leave(self, note: str = "") -> None:
+        """Tell the other ranks that this one is going, and why if something went wrong."""
+        if self._backend is not None:
+            self._backend.leave(note)
+
+    def close(self) -> None:
+        """Leave the group and give its memory back; the object is of no use afterwards."""
+        self.leave()
+        self._backend = None
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
+
+    def _limit(self, timeout: Timeout | None) -> float:
+        return self._timeout_s if timeout is None else seconds(timeout)
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.group_name!r} rank {self._rank} of {self._size}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ProcessGroup cannot be pickled or copied")

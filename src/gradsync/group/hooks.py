@@ -1,0 +1,59 @@
+"""Hooks at the waist: observers see every call without wrapping anything."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+from gradsync.backends.call import Call
+
+__all__ = ["Hook", "HookHandle", "Hooks"]
+
+Hook: TypeAlias = Callable[[Call], None]
+
+_log = logging.getLogger(__name__)
+
+
+class HookHandle:
+    """Takes its hook away again."""
+
+    def __init__(self, hooks: list[Hook], hook: Hook) -> None:
+        self._hooks = hooks
+        self._hook = hook
+
+    def remove(self) -> None:
+        """Remove the hook; harmless when it is gone already."""
+        if self._hook in self._hooks:
+            self._hooks.remove(self._hook)
+
+
+class Hooks:
+    """Hooks that run before and after each call of a group.
+
+    A hook that raises is logged and removed: an observer must not stop the training it observes.
+    """
+
+    def __init__(self) -> None:
+        self.before: list[Hook] = []
+        self.after: list[Hook] = []
+
+    def add_before(self, hook: Hook) -> HookHandle:
+        """Run ``hook(call)`` before each call is submitted."""
+        self.before.append(hook)
+        return HookHandle(self.before, hook)
+
+    def add_after(self, hook: Hook) -> HookHandle:
+        """Run ``hook(call)`` after each call has been submitted."""
+        self.after.append(hook)
+        return HookHandle(self.after, hook)
+
+    @staticmethod
+    def run(hooks: list[Hook], call: Call) -> None:
+        """Run every hook of a list on ``call``."""
+        for hook in list(hooks):
+            try:
+                hook(call)
+            except Exception:
+                _log.exception("hook %r raised on %s and was removed", hook, call.op.name)
+                hooks.remove(hook)

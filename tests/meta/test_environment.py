@@ -1,0 +1,25 @@
+"""Every variable is documented, and a typo is an error."""
+
+from pathlib import Path
+
+import pytest
+
+from gradsync.config import VARIABLES, reject_unknown
+from gradsync.errors import UsageError
+
+DOCS = Path(__file__).parents[2] / "docs" / "environment.md"
+
+
+def test_every_variable_is_documented():
+    text = DOCS.read_text()
+    for variable in VARIABLES:
+        assert f"`{variable.name}`" in text
+
+
+def test_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(UsageError, match=r"GRADSYNC_TOKN.*GRADSYNC_TOKEN"):
+        reject_unknown({"GRADSYNC_TOKN": "x", "PATH": "/bin"})
+
+
+def test_there_are_few():
+    assert len(VARIABLES) <= 25
