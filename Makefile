@@ -1,21 +1,76 @@
-# Every target sets up what it needs from nothing, in ./.venv and ./build, and is quick when nothing changed.
+# Every target sets up what it needs from nothing, in ./.venv and ./build, and is quick when nothing
+# changed. `make demo` and `make test` are all that a stranger has to know.
 PYTHON ?= python3
 BIN := .venv/bin
-NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
-CMAKE := $(BIN)/cmake
-CTEST := $(BIN)/ctest --output-on-failure
+PIP := $(BIN)/pip --disable-pip-version-check -q
+CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake
+NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.cmake' -o -name CMakeLists.txt)
+CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
+SANITIZERS := address undefined thread
 
-.PHONY: all install
-all: install
+.PHONY: install demo test check pytest native-test native-plain native-aarch64 bench format clean \
+  $(SANITIZERS:%=native-%)
+
 install: .venv/.installed
+
+demo: install
+	$(BIN)/gradsync run -n 2 examples/digits.py
+
+test: check native-plain pytest
+
+# Style, types, and the laws of the code: who may import whom, sizes, docs that run.
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/meta
+
+pytest: install
+	$(BIN)/pytest -q --ignore=tests/meta tests
+	$(BIN)/pytest -q --doctest-modules src/gradsync
+
+# The C++ tests: plain, under the three sanitizers, and on 64-bit Arm.
+native-test: native-plain $(SANITIZERS:%=native-%) native-aarch64
+
+native-plain: .venv/.deps
+	$(CMAKE) -S native -B build/native -G Ninja -DGRADSYNC_EXTENSION=OFF -DGRADSYNC_TESTS=ON >/dev/null
+	$(CMAKE) --build build/native
+	$(BIN)/ctest --test-dir build/native --output-on-failure
+
+$(SANITIZERS:%=native-%): native-%: .venv/.deps
+	$(CMAKE) -S native -B build/$@ -G Ninja -DGRADSYNC_EXTENSION=OFF -DGRADSYNC_TESTS=ON \
+	  -DGRADSYNC_SANITIZE=$* >/dev/null
+	$(CMAKE) --build build/$@
+	$(BIN)/ctest --test-dir build/$@ --output-on-failure
+
+native-aarch64: .venv/.deps
+	@command -v aarch64-linux-gnu-g++ qemu-aarch64 >/dev/null || \
+	  (apt-get update -q && apt-get install -qy g++-aarch64-linux-gnu qemu-user)
+	$(CMAKE) -S native -B build/$@ -G Ninja -DGRADSYNC_EXTENSION=OFF -DGRADSYNC_TESTS=ON \
+	  -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/native/aarch64.cmake >/dev/null
+	$(CMAKE) --build build/$@
+	$(BIN)/ctest --test-dir build/$@ --output-on-failure
+
+bench: install
+	mkdir -p build/bench
+	$(BIN)/python benchmarks/stores.py --out build/bench/stores.json
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf .venv build
 
 .venv/.deps: constraints.txt pyproject.toml
 	@command -v g++ >/dev/null || (apt-get update -q && apt-get install -qy g++)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt scikit-build-core nanobind cmake ninja
+	$(PIP) install -c constraints.txt scikit-build-core nanobind cmake ninja
 	touch $@
 
 # An editable install: Python from src/, the extension built incrementally in build/.
-.venv/.installed: .venv/.deps pyproject.toml $(NATIVE)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+.venv/.installed: .venv/.deps $(NATIVE_SOURCES)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
 	touch $@
