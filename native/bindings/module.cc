@@ -3,4 +3,5 @@
 
 NB_MODULE(_native, module) {
   gradsync::bind_status(module);
+  gradsync::bind_store(module);
 }
