@@ -9,6 +9,7 @@ namespace gradsync {
 
 void bind_status(nanobind::module_& module);
 void bind_session(nanobind::module_& module);
+void bind_store(nanobind::module_& module);
 
 // Raises gradsync._native.StatusError(code name, message, ranks) when the status is not ok.
 void raise_if_failed(const Status& status);

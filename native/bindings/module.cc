@@ -4,4 +4,5 @@
 NB_MODULE(_native, module) {
   gradsync::bind_status(module);
   gradsync::bind_session(module);
+  gradsync::bind_store(module);
 }

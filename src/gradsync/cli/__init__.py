@@ -1,1 +1,1 @@
-"""PLACEHOLDER cli."""
+"""The command line of gradsync."""

@@ -1,0 +1,34 @@
+// Connecting to a server and shaking hands, as the client does it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/deadline.h"
+#include "common/status.h"
+#include "store/handshake.h"
+#include "store/socket.h"
+
+namespace gradsync::store {
+
+struct DialOptions {
+  Address address;
+  std::string token;
+  Id session{};
+  int tick_ms = 250;  // the longest that one send or receive on the socket blocks
+};
+
+struct Dialed {
+  Socket socket;
+  Id instance{};
+  bool resumed = false;  // the server knew our session
+};
+
+// Tries until the deadline, for a server that has yet to start.
+Status dial_patiently(const DialOptions& options, const Deadline& deadline, Dialed& dialed);
+
+// Tries again only what may pass quickly; refused means that the server has gone.
+Status dial_again(const DialOptions& options, std::uint64_t received, const Deadline& deadline,
+                  Dialed& dialed);
+
+}  // namespace gradsync::store

@@ -1,0 +1,71 @@
+#include "store/server.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <utility>
+
+#include "store/fork_guard.h"
+#include "store/server_loop.h"
+
+namespace gradsync::store {
+namespace {
+
+Status check_token(const ServerOptions& options, const Listener& listener) {
+  if (listener.only_local || !options.token.empty()) return Status::success();
+  return Status::error(
+      Code::invalid,
+      "refusing to listen on " + options.address.text() +
+          " without a token: anybody who reaches this address could read and change the job's "
+          "data. Set GRADSYNC_TOKEN to the same secret on every host, or listen on 127.0.0.1");
+}
+
+}  // namespace
+
+Status Server::start(const ServerOptions& options, std::unique_ptr<Server>& server) {
+  Listener listener;
+  const bool adopt = options.listen_fd >= 0;
+  Status status =
+      adopt ? adopt_listener(options.listen_fd, listener) : listen_on(options.address, listener);
+  if (status.ok()) status = check_token(options, listener);
+  if (status.ok() && adopt && listener.port != options.address.port) {
+    status =
+        Status::error(Code::connection,
+                      "the socket given to listen on has port " + std::to_string(listener.port) +
+                          ", but the store's port is " + std::to_string(options.address.port));
+  }
+  if (!status.ok()) {
+    if (adopt) listener.socket.release();
+    return status;
+  }
+  std::unique_ptr<Server> made(new Server);
+  made->port_ = listener.port;
+  made->generation_ = fork_generation();
+  made->loop_ = std::make_unique<ServerLoop>(options, std::move(listener));
+  if (status = made->loop_->open(); !status.ok()) return status;
+
+  // The thread must not take signals that are meant for the program.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  made->thread_ = std::make_unique<std::thread>([loop = made->loop_.get()] { loop->run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  server = std::move(made);
+  return Status::success();
+}
+
+Server::~Server() {
+  if (generation_ != fork_generation()) {
+    // A forked child has neither the thread nor the sockets; what the thread was doing at the
+    // moment of the fork is unknown, so its memory is left alone.
+    static_cast<void>(thread_.release());
+    static_cast<void>(loop_.release());
+    return;
+  }
+  if (thread_ == nullptr) return;
+  loop_->stop();
+  thread_->join();
+}
+
+}  // namespace gradsync::store

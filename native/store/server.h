@@ -1,0 +1,43 @@
+// The store's server: one thread, one epoll loop, any number of clients. It listens on one address,
+// lets in only who proves to know the token, and never waits for a peer.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "common/status.h"
+#include "store/socket.h"
+
+namespace gradsync::store {
+
+struct ServerOptions {
+  Address address;
+  std::string token;
+  int listen_fd = -1;  // take over this listening socket instead of binding `address`
+  double handshake_timeout_s = 5.0;
+  std::size_t max_strangers = 1024;  // connections that have not proved themselves yet
+};
+
+class ServerLoop;
+
+class Server {
+ public:
+  static Status start(const ServerOptions& options, std::unique_ptr<Server>& server);
+  ~Server();  // stops: connections and the port are closed when it returns
+
+  // The port it listens on, 0 on a Unix socket.
+  std::uint16_t port() const { return port_; }
+
+ private:
+  Server() = default;
+
+  std::unique_ptr<ServerLoop> loop_;
+  std::unique_ptr<std::thread> thread_;
+  std::uint16_t port_ = 0;
+  std::uint64_t generation_ = 0;
+};
+
+}  // namespace gradsync::store

@@ -1,0 +1,87 @@
+"""The output of ranks on its way to the launcher's own: by lines, prefixed, the last ones kept."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+
+__all__ = ["Relay", "Sink"]
+
+# A carriage return at the very end may be the first half of "\r\n": it waits for the next byte.
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
+_LONGEST_LINE = 64 * 1024
+_KEPT_LINES = 200
+
+
+class Sink:
+    """One of the launcher's own streams; output that nobody reads any more is dropped."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._open = True
+        self._at_line_start = True
+
+    def write_line(self, data: bytes) -> None:
+        """Write whole lines, below whatever a raw writer left unfinished."""
+        if not self._at_line_start:
+            self._write(b"\n")
+        self._write(data)
+        self._at_line_start = True
+
+    def write_raw(self, data: bytes) -> None:
+        """Write bytes as they come."""
+        self._write(data)
+        self._at_line_start = data.endswith(b"\n")
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view and self._open:
+            try:
+                view = view[os.write(self._fd, view) :]
+            except InterruptedError:
+                continue
+            except OSError:
+                # The reader left (`| head`). The job's work is worth more than its output.
+                self._open = False
+
+
+class Relay:
+    """One stream of one rank."""
+
+    def __init__(self, sink: Sink, prefix: bytes, *, raw: bool) -> None:
+        self._sink = sink
+        self._prefix = prefix
+        self._raw = raw
+        self._partial = b""
+        self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
+
+    def feed(self, data: bytes) -> None:
+        """Take what the rank wrote."""
+        if self._raw:
+            self._sink.write_raw(data)
+        self._partial += data
+        end = 0
+        for match in _LINE.finditer(self._partial):
+            self._line(match[0])
+            end = match.end()
+        self._partial = self._partial[end:]
+        if len(self._partial) > _LONGEST_LINE:
+            self._line(self._partial + b"\n")
+            self._partial = b""
+
+    def finish(self) -> None:
+        """Write what the rank left without a line's end."""
+        if self._partial:
+            self._line(self._partial + b"\n")
+            self._partial = b""
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The last lines that the rank wrote."""
+        return list(self._kept)
+
+    def _line(self, line: bytes) -> None:
+        self._kept.append(line.rstrip(b"\r\n").decode("utf-8", "replace"))
+        if not self._raw:
+            self._sink.write_line(self._prefix + line)

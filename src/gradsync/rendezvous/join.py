@@ -1,0 +1,263 @@
+"""Arrival: every rank claims its slot of a round and waits for the others, or all learn why not.
+
+A slot is written once, by compare-and-set: by its rank, or by whoever gives up on that rank (a
+``Tombstone``). The contents of the slots are the verdict, so all ranks come to the same one.
+
+Steps of a rank, and round trips when everybody comes::
+
+    claim slot (generation, rank)      1
+    read all slots, waiting for them   1
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import NoReturn
+
+from gradsync.base.deadline import Deadline
+from gradsync.errors import DistStoreError, RendezvousError
+from gradsync.rendezvous.member import Member, Record, Tombstone, decode, join_names, join_ranks
+from gradsync.rendezvous.topology import host_evidence, is_dead
+from gradsync.stores.store import Store
+
+__all__ = ["Joined", "join", "leave"]
+
+_ROOT = "gradsync/rendezvous"
+# While a rank waits, it looks around in growing steps: often enough to report a disagreement soon,
+# seldom enough that a thousand waiting ranks do not keep the store busy.
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 5.0
+_ACKNOWLEDGE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The outcome of a round: its number on this store, and everyone in rank order."""
+
+    generation: int
+    members: tuple[Member, ...]
+
+
+def join(
+    store: Store,
+    rank: int,
+    world_size: int,
+    deadline: Deadline,
+    *,
+    local_rank: int = -1,
+    serves: bool = False,
+    exclusive: bool = False,
+) -> Joined:
+    """Meet the other ranks at ``store``; ``RendezvousError`` says who came and who is missing.
+
+    May be called any number of times on a living store: each time is a new generation. ``serves``
+    is set by the rank that serves the store, which must not take it away before everybody has read
+    a bad verdict; ``exclusive`` when no other thread uses this handle, which saves a round trip.
+    """
+    me = Member(rank, world_size, local_rank, host_evidence(), secrets.token_hex(4))
+    return _Arrival(store, me, deadline, serves, exclusive).run()
+
+
+def leave(store: Store, joined: Joined, rank: int) -> None:
+    """Say that ``rank`` has left, so that another process may take its number; never raises."""
+    try:
+        store.set(f"{_slot(joined.generation, rank)}/left", b"1")
+    except (DistStoreError, TimeoutError):
+        pass  # the store went first: nobody is left to tell
+
+
+def _slot(generation: int, rank: int) -> str:
+    return f"{_ROOT}/{generation}/{rank}"
+
+
+class _Arrival:
+    def __init__(
+        self, store: Store, me: Member, deadline: Deadline, serves: bool, exclusive: bool
+    ) -> None:
+        self._store = store
+        self._me = me
+        self._deadline = deadline
+        self._serves = serves
+        self._one_trip = exclusive and store.has_extended_api()
+        self._past = ""
+        """Why an earlier round on this store came to nothing, for the message of this one."""
+
+    def run(self) -> Joined:
+        generation = 0
+        while True:
+            record = self._me.encode()
+            found = self._store.compare_set(_slot(generation, self._me.rank), b"", record)
+            if found == record or self._is_mine(generation, decode(found)):
+                members = self._wait(generation)
+                if members is not None:
+                    self._leave_hint(generation)
+                    return Joined(generation, members)
+            generation = self._next(generation)
+
+    # -- finding the round ------------------------------------------------------------------------
+
+    def _is_mine(self, generation: int, held: Record) -> bool:
+        """Return True to wait in this round, False to try the next one; raise for a duplicate."""
+        if isinstance(held, Tombstone):
+            self._past = held.reason
+            return False
+        records = self._look(generation, held.world_size)
+        ended = any(isinstance(record, Tombstone) for record in records.values())
+        complete = ended or len(records) == held.world_size
+        if held.same_process(self._me):
+            return not complete  # an arrival of ours that an error cut short, or one long ago
+        if complete and self._is_over(generation, held, records):
+            return False
+        if is_dead(held.evidence, self._me.evidence):
+            reason = f"rank {held} ended before everyone had come"
+            self._fill(generation, held.world_size, Tombstone(reason, failed=False))
+            self._past = reason
+            return False
+        message = (
+            f"rank {held.rank} is already taken by {held.where}, and {self._me.where} claims it "
+            "too. Does another job use the same address, or did two processes get the same rank? "
+            "If the first process is gone, let the new one meet at another address."
+        )
+        self._fill(generation, held.world_size, Tombstone(message, failed=True))
+        raise RendezvousError(message)
+
+    def _is_over(self, generation: int, held: Member, records: dict[int, Record]) -> bool:
+        """Return whether a complete round is history for the rank that finds its slot taken."""
+        for record in records.values():
+            if isinstance(record, Tombstone):
+                self._past = record.reason
+                return True
+            if record.same_process(self._me):
+                return True  # we were in it ourselves, under another rank
+        if is_dead(held.evidence, self._me.evidence):
+            return True
+        return self._store.check([f"{_slot(generation, held.rank)}/left"])
+
+    def _next(self, generation: int) -> int:
+        """Return the next round to try; on a store with a long history, near the last one."""
+        if generation:
+            return generation + 1
+        return max(1, self._store.add(f"{_ROOT}/generation", 0))
+
+    def _leave_hint(self, generation: int) -> None:
+        if generation and self._me.rank == 0:
+            self._store.set(f"{_ROOT}/generation", str(generation))
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def _wait(self, generation: int) -> tuple[Member, ...] | None:
+        """Return the members once all are there, None when the round moves on."""
+        keys = [_slot(generation, rank) for rank in range(self._me.world_size)]
+        look_s = _FIRST_LOOK_S
+        while True:
+            try:
+                values = self._read_all(keys, min(look_s, self._deadline.remaining()))
+            except TimeoutError:
+                look_s = min(2 * look_s, _LONGEST_LOOK_S)
+                self._look_around(generation)
+                if self._deadline.expired():
+                    self._give_up(generation)
+                continue
+            return self._verdict(generation, [decode(value) for value in values])
+
+    def _read_all(self, keys: list[str], limit_s: float) -> list[bytes]:
+        # Zero would mean "for ever" to a store.
+        limit_s = max(limit_s, 0.001)
+        if not self._one_trip:
+            self._store.wait(keys, limit_s)
+            return self._store.multi_get(keys)
+        usual = self._store.timeout
+        self._store.set_timeout(limit_s)
+        try:
+            return self._store.multi_get(keys)
+        finally:
+            self._store.set_timeout(usual)
+
+    def _look(self, generation: int, world_size: int) -> dict[int, Record]:
+        """Return the slots that are filled right now."""
+        keys = [_slot(generation, rank) for rank in range(world_size)]
+        if self._store.check(keys):
+            present = list(range(world_size))
+        else:
+            present = [rank for rank, key in enumerate(keys) if self._store.check([key])]
+        values = self._store.multi_get([keys[rank] for rank in present])
+        return {rank: decode(value) for rank, value in zip(present, values, strict=True)}
+
+    def _look_around(self, generation: int) -> None:
+        """End the round early when it can no longer succeed."""
+        records = self._look(generation, self._me.world_size)
+        members = [record for record in records.values() if isinstance(record, Member)]
+        self._refuse_disagreement(generation, members)
+        for member in members:
+            if is_dead(member.evidence, self._me.evidence):
+                reason = f"rank {member} ended before everyone had come"
+                self._fill(generation, self._me.world_size, Tombstone(reason, failed=False))
+                return
+
+    def _give_up(self, generation: int) -> None:
+        records = self._look(generation, self._me.world_size)
+        came = [record for record in records.values() if isinstance(record, Member)]
+        missing = [rank for rank in range(self._me.world_size) if rank not in records]
+        past = f" An earlier attempt at the same address failed: {self._past}" if self._past else ""
+        message = (
+            f"only {len(came)} of {self._me.world_size} ranks came within "
+            f"{self._deadline.timeout_s:.1f} s. Came: {join_names(came)}. Missing: "
+            f"{join_ranks(missing)}. Look at the output of the missing ranks: they may have "
+            f"failed before they got here, or look for another address.{past}"
+        )
+        self._fill(generation, self._me.world_size, Tombstone(message, failed=True))
+
+    # -- the verdict ------------------------------------------------------------------------------
+
+    def _verdict(self, generation: int, records: list[Record]) -> tuple[Member, ...] | None:
+        members: list[Member] = []
+        for record in records:
+            if isinstance(record, Member):
+                members.append(record)
+            elif record.failed:
+                self._fail(generation, record.reason)
+            else:
+                self._past = record.reason
+        if len(members) < len(records):
+            return None
+        self._refuse_disagreement(generation, members)
+        for member in members:
+            # A file that an earlier run left behind holds the introductions of dead processes.
+            if is_dead(member.evidence, self._me.evidence):
+                self._past = f"rank {member} ended before everyone had come"
+                return None
+        return tuple(members)
+
+    def _refuse_disagreement(self, generation: int, members: list[Member]) -> None:
+        sizes = sorted({member.world_size for member in members})
+        if len(sizes) < 2:
+            return
+        claims = "; ".join(
+            f"{size} say {join_names(m for m in members if m.world_size == size)}" for size in sizes
+        )
+        message = (
+            f"the ranks disagree on the world size: {claims}. Start all of them with the same "
+            "WORLD_SIZE, or let the jobs meet at different addresses."
+        )
+        self._fill(generation, sizes[-1], Tombstone(message, failed=True))
+        self._fail(generation, message)
+
+    def _fill(self, generation: int, world_size: int, tombstone: Tombstone) -> None:
+        """Write the tombstone into every empty slot, which wakes everyone who waits."""
+        value = tombstone.encode()
+        for rank in range(world_size):
+            self._store.compare_set(_slot(generation, rank), b"", value)
+
+    def _fail(self, generation: int, reason: str) -> NoReturn:
+        acknowledged = f"{_ROOT}/{generation}/failed"
+        try:
+            if self._serves:
+                records = self._look(generation, self._me.world_size)
+                others = [r for r, x in records.items() if isinstance(x, Member)]
+                others.remove(self._me.rank)
+                self._store.wait([f"{acknowledged}/{rank}" for rank in others], _ACKNOWLEDGE_S)
+            else:
+                self._store.set(f"{acknowledged}/{self._me.rank}", b"1")
+        except (DistStoreError, TimeoutError):
+            pass  # the reason below says more than a store that is going away
+        raise RendezvousError(f"rank {self._me.rank} could not form the group: {reason}")

@@ -1,0 +1,101 @@
+"""What a rank writes into its slot when it arrives, and what others write there to end a round.
+
+JSON, never pickle: whoever can write to the store must not be able to run code in a rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gradsync.errors import RendezvousError
+from gradsync.rendezvous.topology import HostEvidence
+
+__all__ = ["Member", "Record", "Tombstone", "decode", "join_names", "join_ranks"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank as it introduced itself.
+
+    ``attempt`` tells one arrival of a process from its next one.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    evidence: HostEvidence
+    attempt: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.rank} ({self.where})"
+
+    @property
+    def where(self) -> str:
+        """The process, for people: pid and host name."""
+        return f"pid {self.evidence.pid} on {self.evidence.host}"
+
+    def same_process(self, other: Member) -> bool:
+        """Return whether both were written by one process."""
+        return self.evidence == other.evidence
+
+    def encode(self) -> bytes:
+        """Return the record as it is stored."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
+class Tombstone:
+    """Fills the slot of a missing rank, so that a round ends for everyone in the same way.
+
+    Those who wait raise ``reason`` when ``failed``, and otherwise meet again in the next round.
+    """
+
+    reason: str
+    failed: bool
+
+    def encode(self) -> bytes:
+        """Return the record as it is stored."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+
+Record = Member | Tombstone
+
+
+def decode(value: bytes) -> Record:
+    """Read a slot; anything but a record is somebody else's data."""
+    try:
+        fields: dict[str, Any] = json.loads(value)
+        if "reason" in fields:
+            return Tombstone(str(fields["reason"]), bool(fields["failed"]))
+        evidence = HostEvidence(**fields.pop("evidence"))
+        return Member(evidence=evidence, **fields)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RendezvousError(
+            f"found {value[:60]!r} where a rank's introduction should be; does another program, or "
+            "another version of gradsync, use the same store?"
+        ) from error
+
+
+def join_names(members: Iterable[Member], limit: int = 16) -> str:
+    """Return the members as text, cut short for big worlds."""
+    names = [str(member) for member in members]
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return (", ".join(names[:limit]) or "nobody") + more
+
+
+def join_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as text with runs drawn together.
+
+    >>> join_ranks([1, 3, 4, 5])
+    '1, 3-5'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

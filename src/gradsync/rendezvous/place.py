@@ -1,0 +1,82 @@
+"""Where the ranks of a job meet: plain values, made by ``spec`` and opened by ``resolve``."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+__all__ = ["AgentPlace", "Alone", "FilePlace", "Place", "TcpPlace", "UnixPlace", "is_loopback"]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A world of one: nobody to meet, nothing to open."""
+
+    def __str__(self) -> str:
+        return "this process alone"
+
+
+@dataclass(frozen=True)
+class UnixPlace:
+    """A Unix socket in the abstract namespace: no file, no port.
+
+    The launcher serves it when ``launched``; otherwise rank 0 does, and the user's id becomes part
+    of the name.
+    """
+
+    name: str
+    launched: bool = False
+
+    def __str__(self) -> str:
+        return f"unix:{self.name}"
+
+
+@dataclass(frozen=True)
+class TcpPlace:
+    """A host and a port; rank 0 serves it."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class FilePlace:
+    """A file on a file system that all ranks share."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"file {self.path}"
+
+
+@dataclass(frozen=True)
+class AgentPlace:
+    """The store that torchrun's agent serves; ``prefix`` keeps a restart away from old keys."""
+
+    host: str
+    port: int
+    prefix: str
+
+    def __str__(self) -> str:
+        return f"torchrun's store at {self.host}:{self.port}"
+
+
+Place = Alone | UnixPlace | TcpPlace | FilePlace | AgentPlace
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether ``host`` by its spelling alone can only mean this machine.
+
+    >>> is_loopback("localhost"), is_loopback("127.0.0.53"), is_loopback("node-7")
+    (True, True, False)
+    """
+    name = host.strip("[]").lower()
+    if name in ("localhost", "localhost.localdomain", "ip6-localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,135 @@
+"""A ``Spec`` turned into an open store.
+
+On one host that is a Unix socket in the abstract namespace, whatever the URL says: a port that is
+not opened cannot be taken by another job, nor reached by another user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from datetime import timedelta
+from weakref import WeakValueDictionary
+
+from gradsync.base.deadline import Deadline
+from gradsync.rendezvous.place import (
+    AgentPlace,
+    Alone,
+    FilePlace,
+    TcpPlace,
+    UnixPlace,
+    is_loopback,
+)
+from gradsync.rendezvous.spec import Spec
+from gradsync.rendezvous.topology import start_time
+from gradsync.stores.file import FileStore
+from gradsync.stores.hash import HashStore
+from gradsync.stores.prefix import PrefixStore
+from gradsync.stores.store import Store
+from gradsync.stores.tcp import TCPStore
+from gradsync.stores.unix import UnixStore
+
+__all__ = ["is_own_host", "open_store", "parent_identity", "serves", "settle"]
+
+# A store takes a finite time; this is "no limit" for one.
+_NO_LIMIT_S = 10 * 365 * 86400.0
+
+# The Unix sockets that this process serves: rank 0 may meet again while the group before is still
+# being put away, and other ranks are still reading from its store.
+_served: WeakValueDictionary[str, UnixStore] = WeakValueDictionary()
+
+
+def parent_identity() -> str:
+    """Return a name of the parent process that no later process gets: pid and start time."""
+    parent = os.getppid()
+    return f"{parent}:{start_time(parent)}"
+
+
+def settle(spec: Spec) -> Spec:
+    """Return the spec with a Unix socket in place of an address that means this host only."""
+    place = spec.place
+    if not isinstance(place, TcpPlace):
+        return spec
+    one_host = spec.local_world_size == spec.world_size
+    if is_loopback(place.host) or (one_host and is_own_host(place.host)):
+        place = UnixPlace(f"port-{place.port}")
+    return Spec(
+        spec.rank, spec.world_size, place, spec.local_rank, spec.local_world_size, spec.token
+    )
+
+
+def serves(spec: Spec) -> bool:
+    """Return whether this rank serves the store of a settled spec."""
+    if isinstance(spec.place, UnixPlace):
+        return spec.rank == 0 and not spec.place.launched
+    return spec.rank == 0 and isinstance(spec.place, TcpPlace)
+
+
+def open_store(spec: Spec, deadline: Deadline) -> Store:
+    """Open, and on rank 0 serve, the store of a settled spec."""
+    # A store takes zero for "no limit".
+    limit = timedelta(seconds=max(0.001, min(deadline.remaining(), _NO_LIMIT_S)))
+    place = spec.place
+    if isinstance(place, UnixPlace):
+        return _unix_store(place, serves(spec), limit, spec.token)
+    if isinstance(place, TcpPlace):
+        return TCPStore(
+            place.host,
+            place.port,
+            spec.world_size,
+            serves(spec),
+            limit,
+            wait_for_workers=False,
+            multi_tenant=True,
+            token=spec.token,
+        )
+    if isinstance(place, AgentPlace):
+        return _agent_store(place, limit)
+    if isinstance(place, FilePlace):
+        store = FileStore(place.path, spec.world_size)
+        store.set_timeout(limit)
+        return store
+    assert isinstance(place, Alone)
+    return HashStore()
+
+
+def _unix_store(place: UnixPlace, serving: bool, limit: timedelta, token: str) -> UnixStore:
+    # The user's id keeps two users apart who both picked port 29500.
+    name = place.name if place.launched else f"gradsync-{os.getuid()}-{place.name}"
+    if not serving:
+        return UnixStore(name, timeout=limit, token=token)
+    key = f"{os.getpid()}/{name}"
+    store = _served.get(key)
+    if store is None:
+        store = _served[key] = UnixStore(name, is_master=True, timeout=limit, token=token)
+    return store
+
+
+def _agent_store(place: AgentPlace, limit: timedelta) -> Store:
+    # Under torchrun only, where torch is a given; everything else here lives without it.
+    from torch import distributed as c10d
+
+    from gradsync.stores.torch_store import from_torch
+
+    client = c10d.TCPStore(  # type: ignore[attr-defined]
+        place.host, place.port, is_master=False, timeout=limit, wait_for_workers=False
+    )
+    return PrefixStore(place.prefix, from_torch(client))
+
+
+def is_own_host(host: str) -> bool:
+    """Return whether ``host`` is a name or an address of this machine.
+
+    Only an address of one's own can be bound, so no list of interfaces is needed, and names are
+    compared by what they mean.
+    """
+    try:
+        infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return host == socket.gethostname()
+    for family, kind, protocol, _, address in infos:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False

@@ -1,0 +1,56 @@
+"""``UnixStore``: a store for the processes of one host and one user, without any port or file."""
+
+from __future__ import annotations
+
+from gradsync._native import StatusError, StoreClient, StoreServer
+from gradsync.base.deadline import Timeout, seconds
+from gradsync.stores.socket_store import SocketStore, read_token, translated
+from gradsync.stores.store import DEFAULT_TIMEOUT
+
+__all__ = ["UnixStore"]
+
+
+class UnixStore(SocketStore):
+    """A store on a Unix socket in the abstract namespace.
+
+    Nothing appears in the file system, and the kernel vouches that both ends run as the same user.
+    The server lives in the master and ends with it.
+
+    >>> master = UnixStore("doctest-unix-store", is_master=True)
+    >>> UnixStore("doctest-unix-store").set("greeting", "hello")
+    >>> master.get("greeting")
+    b'hello'
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        is_master: bool = False,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        token: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.set_timeout(timeout)
+        self._name = name
+        self._token = read_token(token)
+        self._server: StoreServer | None = None
+        try:
+            if is_master:
+                self._server = StoreServer.unix(name, self._token)
+            self._client = StoreClient.unix(name, self._token, seconds(timeout))
+        except StatusError as error:
+            raise translated(error) from None
+
+    @property
+    def name(self) -> str:
+        """The name that others connect with."""
+        return self._name
+
+    def clone(self) -> UnixStore:
+        """Return another client of the same server; it does not keep the server alive."""
+        return UnixStore(self._name, timeout=self._timeout_s, token=self._token)
+
+    def __repr__(self) -> str:
+        role = "master" if self._server else "client"
+        return f"UnixStore({self._name!r}, {role})"

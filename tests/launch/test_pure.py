@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from gradsync.errors import PeerLostError
+from gradsync.launch.cores import cgroup_quota, threads_per_rank, usable_cores
+from gradsync.launch.output import Relay, Sink
+from gradsync.launch.verdict import (
+    Failure,
+    describe_end,
+    first_failure,
+    follows_from_another,
+    last_traceback,
+    says_it_follows,
+)
+
+
+def failure(rank: int, at: float, *, follows: bool = False) -> Failure:
+    return Failure(rank, 100 + rank, 1, "", follows, at)
+
+
+def test_first_failure_is_the_earliest_of_its_own_making():
+    assert first_failure([failure(2, 3.0), failure(1, 2.0)]).rank == 1
+    assert first_failure([failure(0, 1.0, follows=True), failure(1, 2.0)]).rank == 1
+    lost = [failure(0, 2.0, follows=True), failure(3, 1.0, follows=True)]
+    assert first_failure(lost).rank == 3
+
+
+def test_consequences_are_found_through_the_chain():
+    assert follows_from_another(PeerLostError("rank 1 is gone"))
+    assert not follows_from_another(ValueError("mine"))
+    try:
+        try:
+            raise PeerLostError("rank 1 is gone")
+        except PeerLostError as error:
+            raise OSError("could not save") from error
+    except OSError as error:
+        assert follows_from_another(error)
+
+
+@pytest.mark.parametrize(
+    ("line", "follows"),
+    [
+        ("gradsync.errors.PeerLostError: rank 1 is gone", True),
+        ("[rank0]: gradsync.errors.PeerLostError: rank 1 is gone", True),
+        ("[rank 0] AbortedError: rank 1 aborted", True),
+        ("ValueError: no PeerLostError here", False),
+    ],
+)
+def test_consequences_are_read_from_stderr(line, follows):
+    assert says_it_follows(["Traceback (most recent call last):", "  x", line]) is follows
+
+
+def test_last_lines_reach_back_to_the_traceback():
+    noise = [f"noise {n}" for n in range(30)]
+    trace = ["Traceback (most recent call last):", *[f"  frame {n}" for n in range(40)], "E: x"]
+    assert last_traceback(noise + trace) == trace
+    assert last_traceback(noise) == noise[-20:]
+    assert len(last_traceback([*trace, *noise, *noise])) == 20
+
+
+def test_ends_in_words():
+    assert describe_end(3) == "exit code 3"
+    assert "SIGKILL" in describe_end(-9)
+    assert describe_end(-64) in ("killed by signal 64", "killed by SIGRTMAX")
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "quota"),
+    [
+        ({"cpu.max": "max 100000\n"}, "0::/\n", math.inf),
+        ({"a/cpu.max": "150000 100000\n"}, "0::/a/b\n", 1.5),
+        ({"a/cpu.max": "150000 100000\n", "a/b/cpu.max": "50000 100000\n"}, "0::/a/b\n", 0.5),
+        (
+            {"cpu/j/cpu.cfs_quota_us": "400000\n", "cpu/j/cpu.cfs_period_us": "100000\n"},
+            "4:cpu,cpuacct:/j\n0::/\n",
+            4.0,
+        ),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu:/\n", math.inf),
+        ({}, "nonsense\n", math.inf),
+    ],
+)
+def test_quota_is_the_tightest_on_the_way_up(tmp_path: Path, files, own, quota):
+    for name, text in files.items():
+        path = tmp_path / "fs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "own").write_text(own)
+    assert cgroup_quota(str(tmp_path / "fs"), str(tmp_path / "own")) == quota
+    assert cgroup_quota(str(tmp_path), str(tmp_path / "absent")) == math.inf
+
+
+def test_threads_are_an_even_share():
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+    assert [threads_per_rank(n, 8) for n in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
+
+
+def relay(chunks: list[bytes], *, raw: bool = False) -> tuple[bytes, list[str]]:
+    reader, writer = os.pipe()
+    stream = Relay(Sink(writer), b"[1] ", raw=raw)
+    for chunk in chunks:
+        stream.feed(chunk)
+    stream.finish()
+    os.close(writer)
+    with open(reader, "rb") as file:
+        return file.read(), stream.last_lines
+
+
+def test_lines_are_prefixed_whatever_the_chunks():
+    assert relay([b"a\nb", b"c\n", b"", b"d"])[0] == b"[1] a\n[1] bc\n[1] d\n"
+    assert relay([b"a\r", b"\nb\r\n"])[0] == b"[1] a\r\n[1] b\r\n"
+
+
+def test_progress_bars_stay_progress_bars():
+    assert relay([b"10%\r20%", b"\r30%\n"])[0] == b"[1] 10%\r[1] 20%\r[1] 30%\n"
+    written, lines = relay([b"10%\r", b"20%\n"], raw=True)
+    assert written == b"10%\r20%\n"
+    assert lines == ["10%", "20%"]
+
+
+def test_endless_line_is_cut_and_bad_bytes_are_kept():
+    written, lines = relay([b"x" * 70_000, b"\xff\n"])
+    assert written == b"[1] " + b"x" * 70_000 + b"\n[1] \xff\n"
+    assert lines[-1] == "\ufffd"
+
+
+def test_reader_that_left_does_not_stop_the_job():
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = Relay(Sink(writer), b"", raw=False)
+    stream.feed(b"lost\n")
+    stream.feed(b"lost too\n")
+    assert stream.last_lines == ["lost", "lost too"]
+    os.close(writer)
