@@ -93,7 +93,8 @@ def main() -> None:
     if not torch.equal(drift, largest):
         raise SystemExit(f"rank {rank}: the replicas are not the same: {drift} and {largest}")
     if rank == 0:
-        print(f"accuracy {score:.1%} after {steps} steps on {size} ranks, {steps / seconds:.0f} steps/s")
+        speed = steps / seconds
+        print(f"accuracy {score:.1%} after {steps} steps on {size} ranks, {speed:.0f} steps/s")
     dist.destroy_process_group()
 
 

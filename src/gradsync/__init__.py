@@ -1,52 +1,14 @@
 """Data-parallel training for PyTorch: collectives through shared memory that never hang in silence.
 
 ``import gradsync as dist`` gives torch's names. Importing this package is quick and does not import
-torch; names that need it are loaded when they are first used.
+torch; names that need it are loaded when they are first used. ``__init__.pyi`` says the same to
+type checkers.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from gradsync.base.dtypes import ReduceOp
-    from gradsync.errors import (
-        AbortedError,
-        BackendUnavailable,
-        CollectiveTimeout,
-        DistBackendError,
-        DistError,
-        DistNetworkError,
-        DistStoreError,
-        InternalError,
-        MismatchError,
-        PeerLostError,
-        QueueEmptyError,
-        RankFailedError,
-        RendezvousError,
-        StoreConnectionError,
-        StoreTimeout,
-        UsageError,
-    )
-    from gradsync.group.collectives import all_reduce, barrier, broadcast
-    from gradsync.group.group import ProcessGroup
-    from gradsync.launch.spawn import spawn
-    from gradsync.rendezvous.meeting import register_rendezvous_handler, rendezvous
-    from gradsync.session import (
-        destroy_process_group,
-        get_backend,
-        get_rank,
-        get_world_size,
-        init_process_group,
-        is_available,
-        is_initialized,
-    )
-    from gradsync.stores.file import FileStore
-    from gradsync.stores.hash import HashStore
-    from gradsync.stores.prefix import PrefixStore
-    from gradsync.stores.store import Store
-    from gradsync.stores.tcp import TCPStore
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -93,10 +55,7 @@ _HOMES = {
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: PLE0604, RUF022
-    "__version__",
-    *sorted(_HOME_OF),
-]
+__all__ = ["__version__", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The native core as Python sees it; ``tests/meta/test_stub.py`` compares this with the extension."""
+"""The native core as Python sees it; ``tests/meta/test_stub.py`` compares it with the extension."""
 
 from collections.abc import Sequence
 

@@ -122,7 +122,7 @@ class RendezvousError(DistError):
 class RankFailedError(DistError):
     """A rank started by ``spawn`` or ``gradsync run`` ended with an error.
 
-    ``rank``, ``exit_code`` (negative for a signal) and ``traceback_text`` belong to the first failure.
+    ``rank``, ``exit_code`` (negative for a signal) and ``traceback_text`` are of the first failure.
     """
 
     def __init__(

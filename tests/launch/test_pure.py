@@ -80,7 +80,11 @@ def test_ends_in_words():
             "4:cpu,cpuacct:/j\n0::/\n",
             4.0,
         ),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu:/\n", math.inf),
+        (
+            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            "4:cpu:/\n",
+            math.inf,
+        ),
         ({}, "nonsense\n", math.inf),
     ],
 )

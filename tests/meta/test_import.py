@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gradsync
 
-SOURCE = Path(gradsync.__file__)
+STUB = Path(gradsync.__file__).with_suffix(".pyi")
 
 
 def run(code: str) -> str:
@@ -45,7 +45,7 @@ def test_every_listed_name_is_there():
 def test_type_checkers_see_the_same_names():
     typed = {
         alias.asname or alias.name
-        for node in ast.walk(ast.parse(SOURCE.read_text()))
+        for node in ast.walk(ast.parse(STUB.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gradsync.")
         for alias in node.names
     }

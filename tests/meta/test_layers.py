@@ -72,10 +72,13 @@ def test_imports_follow_the_table(path):
         if module.startswith("gradsync"):
             parts = module.split(".")
             target = parts[1] if len(parts) > 1 else "__init__"
+            if target == "__version__":
+                continue
             assert target == layer or target in MAY_IMPORT[layer], f"{path}: {layer} -> {target}"
         if module.split(".")[0] == "torch" and layer not in MAY_IMPORT_TORCH:
             allowed = str(path.relative_to(SOURCE)) in TORCH_INSIDE_FUNCTIONS
-            assert allowed and not top, f"{path} imports torch"
+            assert allowed, f"{path} imports torch"
+            assert not top, f"{path} imports torch at its top"
 
 
 def test_only_config_and_the_launcher_touch_the_environment():

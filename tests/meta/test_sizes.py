@@ -19,7 +19,9 @@ def test_file_is_small(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
-            assert node.end_lineno - node.lineno < 60 or node.name == "init_process_group", node.name
+            assert node.end_lineno - node.lineno < 60 or node.name == "init_process_group", (
+                node.name
+            )
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda p: p.name)

@@ -38,7 +38,10 @@ def expect_lost(rank: int, how: str, expected: str) -> None:
     [
         ("kill", r"rank 1 on .* is gone \(pid \d+: its process is gone: killed by signal 9"),
         ("exit", r"rank 1 on .* is gone \(pid \d+: its process is gone: exited with code 3"),
-        ("leave", r"rank 1 on .* is gone \(pid \d+: left the group before this call; last call: #1"),
+        (
+            "leave",
+            r"rank 1 on .* is gone \(pid \d+: left the group before this call; last call: #1",
+        ),
     ],
 )
 def test_lost_rank_is_named_with_its_end(how, expected):
@@ -90,7 +93,9 @@ def late(rank: int) -> None:
     if rank == 1:
         time.sleep(1.5)
         return
-    with pytest.raises(dist.CollectiveTimeout, match=r"timed out after 0.3 s.*Missing: rank 1") as c:
+    with pytest.raises(
+        dist.CollectiveTimeout, match=r"timed out after 0.3 s.*Missing: rank 1"
+    ) as c:
         group.barrier(timeout=0.3)
     assert isinstance(c.value, TimeoutError)
     assert c.value.ranks == (1,)

@@ -15,10 +15,10 @@ __all__ = ["NO_BUFFER", "Buffer", "Call"]
 
 
 class Buffer(NamedTuple):
-    """Contiguous memory of a tensor; ``owner`` keeps it alive and serves engines that want tensors."""
+    """Contiguous memory; ``owner`` is the tensor that keeps it alive, for engines that want one."""
 
     address: int
-    count: int
+    numel: int
     dtype: int
     owner: Any
 

@@ -1,7 +1,7 @@
 """The table of operations: one row says what a call of it needs and which fields must agree.
 
-Validation, the mismatch check and error messages read the row; adding an operation means a row here,
-a method of ``ProcessGroup`` and an algorithm in ``native/algo``.
+Validation, the mismatch check and error messages read the row; adding an operation means a row
+here, a method of ``ProcessGroup`` and an algorithm in ``native/algo``.
 """
 
 from __future__ import annotations

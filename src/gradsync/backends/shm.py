@@ -44,11 +44,11 @@ class ShmBackend:
         try:
             if op is ALL_REDUCE:
                 self._session.all_reduce(
-                    buffer.address, buffer.count, buffer.dtype, call.reduce, timeout_s
+                    buffer.address, buffer.numel, buffer.dtype, call.reduce, timeout_s
                 )
             elif op is BROADCAST:
                 self._session.broadcast(
-                    buffer.address, buffer.count, buffer.dtype, call.root, timeout_s
+                    buffer.address, buffer.numel, buffer.dtype, call.root, timeout_s
                 )
             elif op is BARRIER:
                 self._session.barrier(timeout_s)

@@ -1,4 +1,4 @@
-"""Element types and reductions by number, as the native core knows them (``native/reduce/types.h``)."""
+"""Element types and reductions by number, as ``native/reduce/types.h`` knows them."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ __all__ = ["ProcessGroup"]
 class ProcessGroup:
     """Ranks that call collectives together.
 
-    Every rank must make the same calls in the same order. A call that cannot be carried out raises a
-    ``DistBackendError`` that names the rank at fault.
+    Every rank must make the same calls in the same order. A call that cannot be carried out raises
+    a ``DistBackendError`` that names the rank at fault.
     """
 
     def __init__(

@@ -302,6 +302,9 @@ def _rank_main(
         _die_with(parent)
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # The parent shows the traceback. What the function adds to the hook (a group tells its peers)
+    # still runs.
+    sys.excepthook = lambda *_: None
     try:
         fn(rank, *args)
     except SystemExit:
@@ -310,6 +313,7 @@ def _rank_main(
         sys.exit(130)
     except BaseException as error:
         _report(channel, error)
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
 
 
