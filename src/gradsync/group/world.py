@@ -1,32 +1,48 @@
-"""The default group: the package's only mutable global."""
+"""The default group: the package's only mutable global, with a second one for each thread.
+
+A thread that is a rank of its own has its own default group; every other thread sees the process's.
+"""
 
 from __future__ import annotations
+
+import threading
 
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 
-__all__ = ["default_group", "replace_default_group", "resolve"]
+__all__ = ["default_group", "replace_default_group", "replace_thread_group", "resolve"]
 
 _default: ProcessGroup | None = None
+_of_thread = threading.local()
 
 
 def default_group() -> ProcessGroup | None:
-    """Return the default group, None before ``init_process_group``."""
-    return _default
+    """Return the calling thread's default group, None before ``init_process_group``."""
+    own: ProcessGroup | None = getattr(_of_thread, "group", None)
+    return _default if own is None else own
 
 
 def replace_default_group(group: ProcessGroup | None) -> None:
-    """Make ``group`` the default one."""
+    """Make ``group`` the default one; in a thread that is a rank, that thread's."""
     global _default
-    _default = group
+    if getattr(_of_thread, "group", None) is not None:
+        _of_thread.group = group
+    else:
+        _default = group
+
+
+def replace_thread_group(group: ProcessGroup | None) -> None:
+    """Make ``group`` the default one of the calling thread alone; None ends that."""
+    _of_thread.group = group
 
 
 def resolve(group: ProcessGroup | None) -> ProcessGroup:
     """Return ``group``, or the default group when it is None."""
     if group is not None:
         return group
-    if _default is None:
+    found = default_group()
+    if found is None:
         raise UsageError(
             "the default process group is not initialised; call gradsync.init_process_group() first"
         )
-    return _default
+    return found
