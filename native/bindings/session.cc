@@ -88,6 +88,17 @@ class Link {
   Fd socket_;
 };
 
+nb::list local_sessions(int ranks, std::size_t staging_bytes) {
+  std::vector<std::unique_ptr<Session>> sessions;
+  raise_if_failed(Session::local(ranks, staging_bytes, sessions));
+  nb::list all;
+  for (auto& session : sessions) {
+    session->set_interrupt_check(python_wants_to_stop);
+    all.append(nb::cast(std::move(session)));
+  }
+  return all;
+}
+
 nb::list report(const Session& session) {
   nb::list rows;
   for (const RankReport& rank : session.report()) {
@@ -98,6 +109,12 @@ nb::list report(const Session& session) {
 }
 
 void bind_calls(nb::class_<Session>& session) {
+  session.def(
+      "enter",
+      [](Session& self, double timeout_s) {
+        run([&] { return self.enter(Deadline::after(timeout_s)); });
+      },
+      nb::arg("timeout_s"));
   session.def(
       "barrier",
       [](Session& self, double timeout_s) {
@@ -150,6 +167,7 @@ void bind_session(nb::module_& module) {
       .def("leave", &Session::leave, nb::arg("note"))
       .def("report", &report);
   bind_calls(session);
+  module.def("local_sessions", &local_sessions, nb::arg("ranks"), nb::arg("staging_bytes"));
   module.def("usable_cores", [] { return usable_cores(affinity_mask(), cgroup_cpus()); });
 }
 

@@ -108,6 +108,19 @@ Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, Deadl
   return out->enter(deadline);
 }
 
+Status Session::local(int ranks, std::size_t staging_bytes,
+                      std::vector<std::unique_ptr<Session>>& out) {
+  const auto segment = std::make_shared<Segment>();
+  const Status status =
+      Segment::create(segment_bytes(static_cast<std::size_t>(ranks), staging_bytes), *segment);
+  if (!status.ok()) return status;
+  Team::format(segment->data(), ranks, staging_bytes);
+  for (int rank = 0; rank < ranks; ++rank) {
+    out.push_back(std::make_unique<Session>(segment, rank, ranks, Liveness()));
+  }
+  return Status::success();
+}
+
 template <typename Call>
 Status Session::run(Call call) {
   if (!is_ours()) {

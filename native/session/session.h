@@ -28,8 +28,12 @@ class Session {
   static Status join(Fd socket, const Secret& secret, int rank, int ranks, Deadline deadline,
                      std::unique_ptr<Session>& out);
 
-  // Over memory that is mapped already; enter() completes it. Shared so that threads as ranks can
-  // use one mapping, where the thread sanitizer sees all of them.
+  // Ranks that are threads of this process, on one mapping (where the thread sanitizer sees all of
+  // them). Each rank's own thread must call enter() before anything else.
+  static Status local(int ranks, std::size_t staging_bytes,
+                      std::vector<std::unique_ptr<Session>>& out);
+
+  // Over memory that is mapped already.
   Session(std::shared_ptr<Segment> segment, int rank, int ranks, Liveness liveness);
   Status enter(Deadline deadline) { return team_.enter(deadline); }
   ~Session() { leave(""); }

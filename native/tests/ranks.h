@@ -23,15 +23,15 @@ inline constexpr std::size_t small_staging = 64 * 1024;  // makes small tensors 
 // Runs body(session) on `ranks` threads over one segment.
 inline void run_threads(int ranks, const std::function<void(Session&)>& body,
                         std::size_t staging = small_staging) {
-  const auto segment = std::make_shared<Segment>();
-  CHECK_OK(Segment::create(segment_bytes(static_cast<std::size_t>(ranks), staging), *segment));
-  Team::format(segment->data(), ranks, staging);
+  std::vector<std::unique_ptr<Session>> sessions;
+  CHECK_OK(Session::local(ranks, staging, sessions));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      Session session(segment, rank, ranks, Liveness());
-      CHECK_OK(session.enter(Deadline::after(30)));
-      body(session);
+      // Owned by the thread, so that it says goodbye when its rank is done.
+      const std::unique_ptr<Session> session = std::move(sessions[static_cast<std::size_t>(rank)]);
+      CHECK_OK(session->enter(Deadline::after(30)));
+      body(*session);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -142,7 +142,7 @@ def get_backend(group: ProcessGroup | None = None) -> str:
     return resolve(group).name()
 
 
-# -- the end of the process -------------------------------------------------------------------------
+# -- the end of the process -----------------------------------------------------------------------
 
 
 def _watch_for_the_end() -> None:

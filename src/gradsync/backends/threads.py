@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, on the same native core: real results, started in microseconds."""
+"""Ranks as threads of one process, on the same native core: real results, started in no time."""
 
 from __future__ import annotations
 
