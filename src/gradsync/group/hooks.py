@@ -32,28 +32,37 @@ class Hooks:
     """Hooks that run before and after each call of a group.
 
     A hook that raises is logged and removed: an observer must not stop the training it observes.
+    Only one that was added with ``may_raise`` may, and its exception goes to the caller.
     """
 
     def __init__(self) -> None:
         self.before: list[Hook] = []
         self.after: list[Hook] = []
 
-    def add_before(self, hook: Hook) -> HookHandle:
+    def add_before(self, hook: Hook, *, may_raise: bool = False) -> HookHandle:
         """Run ``hook(call)`` before each call is submitted."""
-        self.before.append(hook)
-        return HookHandle(self.before, hook)
+        return _add(self.before, hook, may_raise)
 
     def add_after(self, hook: Hook) -> HookHandle:
-        """Run ``hook(call)`` after each call has been submitted."""
-        self.after.append(hook)
-        return HookHandle(self.after, hook)
+        """Run ``hook(call)`` after each call that was carried out."""
+        return _add(self.after, hook, may_raise=False)
 
     @staticmethod
     def run(hooks: list[Hook], call: Call) -> None:
         """Run every hook of a list on ``call``."""
-        for hook in list(hooks):
-            try:
-                hook(call)
-            except Exception:
-                _log.exception("hook %r raised on %s and was removed", hook, call.op.name)
-                hooks.remove(hook)
+        for hook in tuple(hooks):
+            hook(call)
+
+
+def _add(hooks: list[Hook], hook: Hook, may_raise: bool) -> HookHandle:
+    def guarded(call: Call) -> None:
+        try:
+            hook(call)
+        except Exception:
+            _log.exception("hook %r raised on %s and was removed", hook, call.op.name)
+            handle.remove()
+
+    added = hook if may_raise else guarded
+    handle = HookHandle(hooks, added)
+    hooks.append(added)
+    return handle

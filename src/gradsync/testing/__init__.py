@@ -1,0 +1,1 @@
+"""The kit for testing distributed code: ranks in milliseconds, faults as data, reports per rank."""

@@ -1,0 +1,133 @@
+"""What a test leaves behind in a rank: a picture before, a picture after, the difference."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["KINDS", "Picture", "differences", "take"]
+
+KINDS = (
+    "process",
+    "thread",
+    "shared memory",
+    "socket",
+    "environment",
+    "torch threads",
+    "default dtype",
+    "seed",
+)
+"""The names under which leaks are reported, and which ``may_leave=`` takes."""
+
+# Variables that pytest itself changes as it goes.
+_NOT_OURS = {"PYTEST_CURRENT_TEST"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The state of a process that a test must leave as it was."""
+
+    processes: dict[int, str]
+    threads: dict[int, str]
+    shared_memory: frozenset[str]
+    sockets: frozenset[str]
+    environment: dict[str, str]
+    torch_threads: int
+    default_dtype: str
+    seed: int
+
+
+def take() -> Picture:
+    """Take a picture of the calling process."""
+    torch = sys.modules.get("torch")
+    return Picture(
+        processes=_children(),
+        threads={t.ident or 0: t.name for t in threading.enumerate()},
+        shared_memory=_shared_memory(),
+        sockets=_sockets(),
+        environment={k: v for k, v in os.environ.items() if k not in _NOT_OURS},
+        torch_threads=torch.get_num_threads() if torch else 0,
+        default_dtype=str(torch.get_default_dtype()) if torch else "",
+        seed=torch.initial_seed() if torch else 0,
+    )
+
+
+def differences(before: Picture, after: Picture) -> dict[str, str]:
+    """Return what is left behind, by kind, in words.
+
+    >>> picture = take()
+    >>> differences(picture, picture)
+    {}
+    """
+    found: dict[str, str] = {}
+
+    def note(kind: str, text: str) -> None:
+        if text:
+            found[kind] = text
+
+    children = after.processes.keys() - before.processes.keys()
+    note("process", ", ".join(f"pid {pid} ({after.processes[pid]})" for pid in sorted(children)))
+    threads = after.threads.keys() - before.threads.keys()
+    note("thread", ", ".join(repr(after.threads[ident]) for ident in threads))
+    note("shared memory", ", ".join(sorted(after.shared_memory - before.shared_memory)))
+    note("socket", ", ".join(sorted(after.sockets - before.sockets)))
+    note("environment", _changed(before.environment, after.environment))
+    if before.torch_threads != after.torch_threads:
+        note("torch threads", f"{before.torch_threads} became {after.torch_threads}")
+    if before.default_dtype != after.default_dtype:
+        note("default dtype", f"{before.default_dtype} became {after.default_dtype}")
+    if before.seed != after.seed:
+        note("seed", f"torch's seed {before.seed} became {after.seed}")
+    return found
+
+
+def _changed(before: dict[str, str], after: dict[str, str]) -> str:
+    names = {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)}
+    return ", ".join(f"{n}={after[n]!r}" if n in after else f"{n} removed" for n in sorted(names))
+
+
+def _children() -> dict[int, str]:
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            pids = (task / "children").read_text().split()
+        except OSError:
+            continue  # the thread ended meanwhile
+        for pid in pids:
+            try:
+                found[int(pid)] = Path(f"/proc/{pid}/comm").read_text().strip()
+            except OSError:
+                continue
+    return found
+
+
+def _shared_memory() -> frozenset[str]:
+    """Return the named shared memory that this process may have made: a test runs alone in it."""
+    uid = os.getuid()
+    found = set()
+    try:
+        with os.scandir("/dev/shm") as entries:
+            for entry in entries:
+                try:
+                    if entry.stat(follow_symlinks=False).st_uid == uid:
+                        found.add(entry.path)
+                except OSError:
+                    continue
+    except OSError:
+        pass
+    return frozenset(found)
+
+
+def _sockets() -> frozenset[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            found.add(f"{target} (descriptor {name})")
+    return frozenset(found)

@@ -1,0 +1,143 @@
+"""From what became of each rank to one pytest report: pure, so it is tested without a process."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gradsync.testing.messages import Died, Finished, Outcome, Stuck
+
+__all__ = ["merge"]
+
+Phases = list[tuple[int, "pytest.TestReport"]]
+
+
+def merge(
+    item: pytest.Item, outcomes: Sequence[Outcome], timeout_s: float
+) -> list[pytest.TestReport]:
+    """Return the reports of the whole test.
+
+    The first cause is shown in full; the other ranks get a line each.
+    """
+    lost = _lost(item, outcomes, timeout_s)
+    if lost is not None:
+        return [_plain(item, "setup", "passed"), lost, _plain(item, "teardown", "passed")]
+    loaded = [_load(item, outcome) for outcome in outcomes]
+    merged = []
+    for when in ("setup", "call", "teardown"):
+        phase = [
+            (rank, report)
+            for rank, reports in enumerate(loaded)
+            for report in reports
+            if report.when == when
+        ]
+        if phase:
+            merged.append(_merge_phase(phase, outcomes))
+    return merged
+
+
+def _merge_phase(phase: Phases, outcomes: Sequence[Outcome]) -> pytest.TestReport:
+    failed = [(rank, report) for rank, report in phase if report.failed]
+    # A failure of its own comes before one that only says that another rank has gone.
+    failed.sort(key=lambda pair: getattr(outcomes[pair[0]], "follows", False))
+    rank, chosen = failed[0] if failed else phase[0]
+    sections = []
+    for other, report in phase:
+        sections += [(f"{title} (rank {other})", text) for title, text in report.sections]
+    if failed:
+        # A test that fails on one rank while another skips must not look skipped.
+        lines = [f"rank {r}: {_in_a_line(report, outcomes[r])}" for r, report in phase]
+        sections.insert(0, (f"ranks ({chosen.when}); shown above: rank {rank}", "\n".join(lines)))
+    chosen.sections = sections
+    chosen.duration = max(report.duration for _, report in phase)
+    return chosen
+
+
+def _in_a_line(report: pytest.TestReport, outcome: Outcome) -> str:
+    if not report.failed:
+        return report.outcome
+    if getattr(outcome, "follows", False):
+        return "released, because another rank had failed"
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else str(report.longrepr)
+    return f"failed: {text.strip().splitlines()[0]}" if text.strip() else "failed"
+
+
+def _load(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
+    assert isinstance(outcome, Finished | Died)
+    if isinstance(outcome, Died):
+        return []  # planned: the test wanted it so
+    if outcome.error is not None:
+        return [_plain(item, "setup", "failed", outcome.traceback)]
+    hook = item.config.hook
+    return [
+        hook.pytest_report_from_serializable(config=item.config, data=data)
+        for data in outcome.reports
+    ]
+
+
+def _lost(
+    item: pytest.Item, outcomes: Sequence[Outcome], timeout_s: float
+) -> pytest.TestReport | None:
+    """Return the report of a test that lost ranks against its plan, None when it did not."""
+    stuck = [rank for rank, o in enumerate(outcomes) if isinstance(o, Stuck)]
+    dead = [rank for rank, o in enumerate(outcomes) if isinstance(o, Died) and not o.planned]
+    if not stuck and not dead:
+        return None
+    own = [
+        r
+        for r, o in enumerate(outcomes)
+        if isinstance(o, Finished) and _failed(o) and not o.follows
+    ]
+    parts = []
+    if dead:
+        parts.append("; ".join(f"rank {r} died: {_death(outcomes[r])}" for r in dead))
+    if stuck:
+        names = ", ".join(map(str, stuck))
+        parts.append(
+            f"rank{'s' * (len(stuck) > 1)} {names} had not finished "
+            f"{'after another rank failed' if own or dead else f'after {timeout_s:g} s'}"
+        )
+    text = [". ".join(parts)]
+    for rank, outcome in enumerate(outcomes):
+        text.append(f"---------- rank {rank} ----------")
+        text.append(_block(item, outcome))
+    return _plain(item, "call", "failed", "\n".join(text))
+
+
+def _block(item: pytest.Item, outcome: Outcome) -> str:
+    if isinstance(outcome, Stuck):
+        return outcome.dump
+    if isinstance(outcome, Died):
+        return _death(outcome)
+    if not _failed(outcome):
+        return "passed" if outcome.reports else "finished"
+    failed = [report for report in _load(item, outcome) if report.failed]
+    return "\n".join(report.longreprtext for report in failed)
+
+
+def _failed(outcome: Finished) -> bool:
+    return outcome.error is not None or any(r.get("outcome") == "failed" for r in outcome.reports)
+
+
+def _death(outcome: Outcome) -> str:
+    assert isinstance(outcome, Died)
+    if outcome.exit_code < 0:
+        try:
+            name = signal.Signals(-outcome.exit_code).name
+        except ValueError:
+            name = f"signal {-outcome.exit_code}"
+        return f"its process (pid {outcome.pid}) was killed by {name}"
+    return f"its process (pid {outcome.pid}) exited with code {outcome.exit_code}"
+
+
+def _plain(
+    item: pytest.Item, when: Any, outcome: Any, longrepr: str | None = None
+) -> pytest.TestReport:
+    keywords = dict.fromkeys(item.keywords, 1)
+    return pytest.TestReport(
+        item.nodeid, item.location, keywords, outcome, longrepr, when, duration=0.0
+    )

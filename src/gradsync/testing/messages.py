@@ -1,0 +1,88 @@
+"""What the controller and its rank processes say to each other; plain data that pickles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradsync.testing.faults import Fault
+
+__all__ = ["CallTask", "Died", "Finished", "ItemTask", "Outcome", "RankContext", "Stuck"]
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Who a rank is in one test."""
+
+    rank: int
+    world_size: int
+    backend: str
+    store_name: str
+    store_token: str
+    prefix: str
+    """Keys of this test begin with it, so that no test sees another's."""
+    timeout_s: float
+    env: dict[str, str]
+    cwd: str
+    faults: tuple[Fault, ...] = ()
+    with_group: bool = True
+    may_leave: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ItemTask:
+    """Run one collected pytest item."""
+
+    context: RankContext
+    rootdir: str
+    inifile: str
+    options: dict[str, Any]
+    path: str
+    nodeid: str
+    next_nodeid: str
+    debug: bool = False
+    """Open a debugger when this rank fails."""
+
+
+@dataclass(frozen=True)
+class CallTask:
+    """Call ``function(*args)``."""
+
+    context: RankContext
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The rank did its task: serialised pytest reports, or a result or traceback of a call."""
+
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    result: Any = None
+    error: BaseException | None = None
+    traceback: str = ""
+    follows: bool = False
+    """Whether the failure is only a consequence of another rank's."""
+
+
+@dataclass(frozen=True)
+class Died:
+    """The rank's process ended: its exit code, negative for a signal."""
+
+    exit_code: int
+    pid: int
+    planned: bool = False
+    """A fault of the test's own plan ended it."""
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """The rank had not finished at the deadline: where it stood."""
+
+    pid: int
+    dump: str
+
+
+Outcome = Finished | Died | Stuck

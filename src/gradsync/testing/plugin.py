@@ -1,0 +1,300 @@
+"""The pytest plugin: ``@pytest.mark.ranks(2)`` runs a test on that many ranks.
+
+Comes with gradsync. It costs nothing in a run without such tests: torch is not even imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gradsync.errors import UsageError
+from gradsync.testing.marker import Ranks, backends_of, ranks_of, unavailable
+
+if TYPE_CHECKING:
+    from gradsync.group.group import ProcessGroup
+    from gradsync.stores.store import Store
+    from gradsync.testing.pool import RankPool
+
+_POOL = pytest.StashKey["RankPool"]()
+_PLAIN = (str, int, float, bool, type(None))
+
+# Options that must not reach a rank: the controller selects, debugs and stops.
+_CONTROLLERS = {
+    "keyword",
+    "markexpr",
+    "usepdb",
+    "trace",
+    "plugins",
+    "lf",
+    "failedfirst",
+    "maxfail",
+    "deselect",
+    "numprocesses",
+    "dist",
+    "tx",
+    "stepwise",
+    "collectonly",
+    "setupplan",
+    "setuponly",
+    "setupshow",
+    "basetemp",
+    "inifilename",
+    "rootdir",
+    "file_or_dir",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the kit's options."""
+    group = parser.getgroup("gradsync", "tests on several ranks")
+    group.addoption(
+        "--pdb-rank",
+        type=int,
+        metavar="N",
+        help="open a debugger when rank N fails (with --pdb alone: rank 0)",
+    )
+    group.addoption(
+        "--ranks-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="deadline of a test on ranks; the marker's own timeout comes first (default: 60)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line(
+        "markers",
+        "ranks(*sizes, threads=False, backend='shm', timeout=None, faults=(), group=True, "
+        "may_leave=()): run the test on that many ranks",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one test for each size and backend of the marker."""
+    marker = metafunc.definition.get_closest_marker("ranks")
+    if marker is None:
+        return
+    ranks = Ranks.parse(marker)
+    for name, values in (("world_size", ranks.sizes), ("backend", ranks.backends)):
+        if len(values) > 1:
+            if name not in metafunc.fixturenames:
+                metafunc.fixturenames.append(name)
+            unit = "ranks" if name == "world_size" else ""
+            metafunc.parametrize(name, values, ids=[f"{value}{unit}" for value in values])
+
+
+# -- on processes ---------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run a test on the pool's ranks instead of in this process."""
+    ranks = ranks_of(item)
+    if ranks is None or ranks.on_threads(item) or _in_rank():
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in _run_on_pool(item, ranks, nextitem):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    item.session._setupstate.teardown_exact(nextitem)
+    return True
+
+
+def _in_rank() -> bool:
+    import sys
+
+    remote = sys.modules.get("gradsync.testing.remote")
+    return remote is not None and remote.active_rank() is not None
+
+
+def _run_on_pool(
+    item: pytest.Item, ranks: Ranks, nextitem: pytest.Item | None
+) -> list[pytest.TestReport]:
+    from gradsync.testing.merge import merge
+    from gradsync.testing.messages import ItemTask
+
+    reason = unavailable(ranks.backend(item))
+    if reason is not None:
+        return [_skipped(item, reason)]
+    pool = _pool_of(item.config)
+    size = ranks.size(item)
+    timeout_s = _timeout(item.config, ranks)
+    next_ranks = ranks_of(nextitem) if nextitem is not None else None
+    stays = (
+        nextitem is not None
+        and next_ranks is not None
+        and not next_ranks.on_threads(nextitem)
+        and nextitem.path == item.path
+        and unavailable(next_ranks.backend(nextitem)) is None
+    )
+    next_size = next_ranks.size(nextitem) if stays and next_ranks and nextitem else 0
+    options = _options(item.config)
+    debug_rank = _debug_rank(item.config)
+    tasks = [
+        ItemTask(
+            pool.context(
+                rank,
+                size,
+                backend=ranks.backend(item),
+                timeout_s=timeout_s,
+                faults=ranks.faults,
+                with_group=ranks.group,
+                may_leave=ranks.may_leave,
+            ),
+            str(item.config.rootpath),
+            str(item.config.inipath or ""),
+            options,
+            str(item.path),
+            item.nodeid,
+            nextitem.nodeid if nextitem is not None and rank < next_size else "",
+            rank == debug_rank,
+        )
+        for rank in range(size)
+    ]
+    return merge(item, pool.run(tasks, timeout_s), timeout_s)
+
+
+def _skipped(item: pytest.Item, reason: str) -> pytest.TestReport:
+    path, line, _ = item.location
+    keywords = dict.fromkeys(item.keywords, 1)
+    where = (path, line or 0, f"Skipped: {reason}")
+    return pytest.TestReport(
+        item.nodeid, item.location, keywords, "skipped", where, "setup", duration=0.0
+    )
+
+
+def _options(config: pytest.Config) -> dict[str, Any]:
+    """Return the options that ranks share with the controller."""
+    return {
+        name: value
+        for name, value in vars(config.option).items()
+        if name not in _CONTROLLERS and isinstance(value, _PLAIN)
+    }
+
+
+def _timeout(config: pytest.Config, ranks: Ranks) -> float:
+    chosen: float | None = ranks.timeout or config.getoption("--ranks-timeout")
+    return 60.0 if chosen is None else chosen
+
+
+def _debug_rank(config: pytest.Config) -> int | None:
+    chosen: int | None = config.getoption("--pdb-rank")
+    return 0 if chosen is None and config.getoption("usepdb", False) else chosen
+
+
+def _pool_of(config: pytest.Config) -> RankPool:
+    if _POOL not in config.stash:
+        from gradsync.testing.pool import RankPool
+
+        pool = config.stash[_POOL] = RankPool()
+        capture = config.pluginmanager.getplugin("capturemanager")
+        if capture is not None:
+            pool.while_debugging = lambda: _without_capture(capture)
+    return config.stash[_POOL]
+
+
+@contextlib.contextmanager
+def _without_capture(capture: Any) -> Iterator[None]:
+    capture.suspend(in_=True)
+    try:
+        yield
+    finally:
+        capture.resume()
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """End the pool with the last test, before coverage data are combined."""
+    try:
+        return (yield)
+    finally:
+        if _POOL in session.config.stash:
+            session.config.stash[_POOL].close()
+            del session.config.stash[_POOL]
+
+
+# -- on threads -----------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test on threads of this process."""
+    ranks = ranks_of(pyfuncitem)
+    if ranks is None or not ranks.on_threads(pyfuncitem):
+        return None
+    from gradsync.testing.thread_item import run_item
+
+    names = pyfuncitem._fixtureinfo.argnames
+    given = {name: pyfuncitem.funcargs[name] for name in names}
+    timeout_s = _timeout(pyfuncitem.config, ranks)
+    run_item(pyfuncitem.obj, given, ranks.size(pyfuncitem), ranks.faults, timeout_s)
+    return True
+
+
+# -- fixtures -------------------------------------------------------------------------------------
+
+
+def _active(request: pytest.FixtureRequest) -> Any:
+    ranks = ranks_of(request.node)
+    if ranks is None:
+        raise UsageError(
+            f"{request.node.nodeid} uses {request.fixturename!r} and needs @pytest.mark.ranks(...)"
+        )
+    if ranks.on_threads(request.node):
+        return None  # given to each thread by itself
+    from gradsync.testing.remote import active_rank
+
+    return active_rank()
+
+
+@pytest.fixture
+def rank(request: pytest.FixtureRequest) -> int:
+    """The rank that runs the test."""
+    active = _active(request)
+    return active.context.rank if active is not None else 0
+
+
+@pytest.fixture
+def world_size(request: pytest.FixtureRequest) -> int:
+    """How many ranks run the test."""
+    ranks = ranks_of(request.node)
+    if ranks is None:
+        _active(request)
+    assert ranks is not None
+    return ranks.size(request.node)
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> str:
+    """The backend of the test's group."""
+    return backends_of(request.node)
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> ProcessGroup | None:
+    """The test's group, which is the default group too."""
+    active = _active(request)
+    return active.group if active is not None else None
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Store | None:
+    """A store that the ranks of this test share with nobody else."""
+    active = _active(request)
+    return active.store if active is not None else None
+
+
+@pytest.fixture
+def shared(request: pytest.FixtureRequest) -> Callable[[Callable[[], Any]], Any]:
+    """``shared(make)`` calls ``make()`` on rank 0 and returns its result on every rank."""
+    active = _active(request)
+    if active is None:
+        return lambda make: make()
+    from gradsync.testing.asserts import share
+
+    return lambda make: share(active.store, active.context.rank, make)

@@ -1,0 +1,231 @@
+"""The warm pool: rank processes that live from test to test, and are replaced when one is lost.
+
+Processes are forked from a server that has imported torch once (``multiprocessing``'s forkserver),
+so the first costs a second and every further one a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import secrets
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import connection
+from pathlib import Path
+
+from gradsync.base.deadline import Deadline
+from gradsync.stores.unix import UnixStore
+from gradsync.testing.faults import Fault
+from gradsync.testing.messages import (
+    CallTask,
+    Died,
+    Finished,
+    ItemTask,
+    Outcome,
+    RankContext,
+    Stuck,
+)
+from gradsync.testing.worker import DUMP_SIGNAL, main
+
+__all__ = ["RankPool", "shared_pool"]
+
+_PRELOAD = ["gradsync.testing.worker", "gradsync.testing.remote"]
+
+# How long the other ranks may go on when one has failed or died: they are released at once, so this
+# is for their reports only.
+_AFTERMATH_S = 10.0
+_ANSWER_S = 2.0
+
+Task = ItemTask | CallTask
+
+
+class RankProcess:
+    """A rank's process as the controller sees it."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOAD)
+        self.tasks, tasks = context.Pipe()
+        self.questions, questions = context.Pipe()
+        handle, name = tempfile.mkstemp(prefix="gradsync-stack-")
+        os.close(handle)
+        self._dump = Path(name)
+        self.process = context.Process(target=main, args=(tasks, questions, name))
+        self.process.start()
+        tasks.close()
+        questions.close()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid or 0
+
+    def where(self) -> str:
+        """Ask the rank where it stands; if it cannot answer, a signal makes it write its stacks."""
+        with contextlib.suppress(OSError, EOFError):
+            self.questions.send("where?")
+            if self.questions.poll(_ANSWER_S):
+                return str(self.questions.recv())
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, DUMP_SIGNAL)
+            time.sleep(0.2)
+        stacks = self._dump.read_text()
+        return f"pid {self.pid} does not answer\n{stacks or '(and its stacks cannot be had)'}"
+
+    def end(self, *, politely: bool) -> int:
+        """End the process and return its exit code."""
+        self.tasks.close()
+        self.questions.close()
+        if politely:
+            self.process.join(5)
+        if self.process.exitcode is None:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGCONT)
+            self.process.kill()
+            self.process.join(5)
+        self._dump.unlink(missing_ok=True)
+        code = self.process.exitcode
+        return 0 if code is None else code
+
+
+class RankPool:
+    """Runs a task on several ranks at a time."""
+
+    def __init__(self) -> None:
+        self._ranks: list[RankProcess] = []
+        self._token = secrets.token_hex(16)
+        self._store_name = f"gradsync-tests-{secrets.token_hex(8)}"
+        self._store = UnixStore(self._store_name, is_master=True, token=self._token)
+        self._tests = 0
+        self._owner = os.getpid()
+        self.while_debugging: Callable[[], contextlib.AbstractContextManager[None]] = (
+            contextlib.nullcontext
+        )
+
+    def context(
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        backend: str = "shm",
+        timeout_s: float = 60.0,
+        faults: Sequence[Fault] = (),
+        with_group: bool = True,
+        may_leave: Sequence[str] = (),
+    ) -> RankContext:
+        """Return who ``rank`` is in the next test."""
+        return RankContext(
+            rank,
+            world_size,
+            backend,
+            self._store_name,
+            self._token,
+            f"test-{self._tests}",
+            timeout_s,
+            dict(os.environ),
+            os.getcwd(),
+            tuple(faults),
+            with_group,
+            tuple(may_leave),
+        )
+
+    def run(self, tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
+        """Run one task on each of the first ranks and return what became of them, in rank order."""
+        self._tests += 1
+        self._fill(len(tasks))
+        ranks = self._ranks[: len(tasks)]
+        for rank, task in zip(ranks, tasks, strict=True):
+            # A rank that died since its last test is found when its answer is awaited.
+            with contextlib.suppress(OSError):
+                rank.tasks.send(task)
+        outcomes = self._gather(ranks, tasks, Deadline(timeout_s))
+        if not all(isinstance(outcome, Finished) for outcome in outcomes):
+            self._replace(ranks)
+        return outcomes
+
+    def _fill(self, count: int) -> None:
+        for at, rank in enumerate(self._ranks):
+            if rank.process.exitcode is not None:
+                rank.end(politely=False)
+                self._ranks[at] = RankProcess()
+        while len(self._ranks) < count:
+            self._ranks.append(RankProcess())
+
+    def _gather(
+        self, ranks: Sequence[RankProcess], tasks: Sequence[Task], deadline: Deadline
+    ) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        limit = deadline
+        while len(outcomes) < len(ranks):
+            waiting = {r: i for i, r in enumerate(ranks) if i not in outcomes}
+            ready = connection.wait(
+                [x for r in waiting for x in (r.tasks, r.process.sentinel)], limit.remaining()
+            )
+            for rank, at in waiting.items():
+                if rank.tasks in ready or rank.process.sentinel in ready:
+                    outcome = self._receive(rank, tasks[at])
+                    if outcome is None:
+                        limit = deadline = Deadline(None)  # a person is debugging
+                        continue
+                    outcomes[at] = outcome
+                    if _is_failure(outcome) and limit is deadline:
+                        left = min(deadline.remaining(), _AFTERMATH_S)
+                        limit = Deadline(left)
+            if limit.expired():
+                for rank, at in waiting.items():
+                    if at not in outcomes:
+                        outcomes[at] = Stuck(rank.pid, rank.where())
+        return [outcomes[at] for at in range(len(ranks))]
+
+    def _receive(self, rank: RankProcess, task: Task) -> Outcome | None:
+        """Return what a rank that has stirred says, None when it only wants to debug."""
+        try:
+            message = rank.tasks.recv()
+        except (EOFError, OSError):
+            rank.process.join(5)
+            code = rank.process.exitcode
+            planned = any(f.is_deadly and f.rank == task.context.rank for f in task.context.faults)
+            return Died(0 if code is None else code, rank.pid, planned)
+        if message == "debug":
+            with self.while_debugging():
+                rank.tasks.send("go on")
+                rank.tasks.recv()
+            return None
+        assert isinstance(message, Finished)
+        return message
+
+    def _replace(self, ranks: Sequence[RankProcess]) -> None:
+        """Throw away every rank of a test that lost one: who knows what state they are in."""
+        for rank in ranks:
+            rank.end(politely=False)
+        self._ranks = [rank for rank in self._ranks if rank not in ranks]
+
+    def close(self) -> None:
+        """End all ranks."""
+        if os.getpid() != self._owner:
+            return
+        for rank in self._ranks:
+            rank.end(politely=True)
+        self._ranks = []
+
+
+def _is_failure(outcome: Outcome) -> bool:
+    if isinstance(outcome, Finished):
+        return bool(outcome.error) or any(r.get("outcome") == "failed" for r in outcome.reports)
+    return True
+
+
+_shared: list[RankPool] = []
+
+
+def shared_pool() -> RankPool:
+    """Return the pool of this process, started on first use and ended at exit."""
+    if not _shared or _shared[0]._owner != os.getpid():
+        _shared[:] = [RankPool()]
+        atexit.register(_shared[0].close)
+    return _shared[0]

@@ -1,0 +1,187 @@
+"""pytest inside a rank: collects a file once, then runs the items that the controller names."""
+
+from __future__ import annotations
+
+import os
+import pdb
+import sys
+import traceback
+import warnings
+from collections.abc import Generator
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+import pytest
+from _pytest.config import _prepareconfig
+
+from gradsync.testing import leaks
+from gradsync.testing.messages import Finished, ItemTask
+from gradsync.testing.rank import ActiveRank, follows_from_another
+
+__all__ = ["PytestInRank", "active_rank"]
+
+# The controller's business, or harmful twice.
+_WITHOUT = ("cacheprovider", "xdist", "xdist.looponfail", "timeout", "pytest_cov", "rerunfailures")
+
+_active: list[ActiveRank] = []
+
+
+def active_rank() -> ActiveRank | None:
+    """Return the rank whose test runs in this process, None outside of one."""
+    return _active[0] if _active else None
+
+
+class PytestInRank:
+    """A pytest session that is driven from outside."""
+
+    def __init__(self, task: ItemTask) -> None:
+        args = [f"--rootdir={task.rootdir}"]
+        for plugin in _WITHOUT:
+            args += ["-p", f"no:{plugin}"]
+        if task.inifile:
+            args += ["-c", task.inifile]
+        # pytest wants a terminal reporter; what it says is of no interest here.
+        self._nowhere = open(os.devnull, "w")  # noqa: SIM115
+        shown, sys.stdout = sys.stdout, self._nowhere
+        try:
+            self._config = _prepareconfig(args)
+            vars(self._config.option).update(task.options)
+            self._config._do_configure()
+            self._session = pytest.Session.from_config(self._config)
+            self._config.hook.pytest_sessionstart(session=self._session)
+        finally:
+            sys.stdout = shown
+        self._observer = _Observer()
+        self._config.pluginmanager.register(self._observer, "gradsync-rank")
+        self._items: dict[str, pytest.Item] = {}
+        self._collected: set[str] = set()
+
+    def run(self, task: ItemTask, active: ActiveRank, controller: Connection) -> Finished:
+        """Run one item with the group put up around it, and return its reports."""
+        observer = self._observer
+        observer.begin(active)
+        _active[:] = [active]
+        try:
+            item = self._find(task.path, task.nodeid)
+            following = self._find(task.path, task.next_nodeid) if task.next_nodeid else None
+            before = leaks.take()
+            active.open_group()
+            self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if task.debug and observer.traceback is not None:
+                _debug(observer.traceback, controller)
+            active.close_group()
+            self._report_leaks(item, before, task)
+        except BaseException as error:
+            active.release_others(traceback.format_exc())
+            active.close_group()
+            return Finished(
+                error=RuntimeError(f"{type(error).__name__}: {error}"),
+                traceback=traceback.format_exc(),
+                follows=follows_from_another(error),
+            )
+        finally:
+            _active.clear()
+        hook = self._config.hook
+        reports = [
+            hook.pytest_report_to_serializable(config=self._config, report=report)
+            for report in observer.reports
+        ]
+        return Finished(reports=reports, warnings=observer.warnings, follows=observer.follows)
+
+    def _find(self, path: str, nodeid: str) -> pytest.Item:
+        if path not in self._collected:
+            for item in self._session.perform_collect([path]):
+                self._items[item.nodeid] = item
+            self._collected.add(path)
+        if nodeid not in self._items:
+            raise LookupError(
+                f"{nodeid} was not found when rank {os.environ.get('RANK')} collected {path}; do "
+                f"its parameters depend on the process that collects them?"
+            )
+        return self._items[nodeid]
+
+    def _report_leaks(self, item: pytest.Item, before: leaks.Picture, task: ItemTask) -> None:
+        left = leaks.differences(before, leaks.take())
+        left = {kind: what for kind, what in left.items() if kind not in task.context.may_leave}
+        if not left:
+            return
+        text = "; ".join(f"{kind}: {what}" for kind, what in left.items())
+        message = f"rank {task.context.rank} left something behind: {text}"
+        report = pytest.TestReport(
+            item.nodeid, item.location, {}, "failed", message, "teardown", duration=0.0
+        )
+        self._observer.reports.append(report)
+
+    def close(self) -> None:
+        """End the session: fixtures of the widest scope are torn down here."""
+        self._session._setupstate.teardown_exact(None)
+        shown, sys.stdout = sys.stdout, self._nowhere
+        try:
+            self._config.hook.pytest_sessionfinish(session=self._session, exitstatus=0)
+            self._config._ensure_unconfigure()
+        finally:
+            sys.stdout = shown
+            self._nowhere.close()
+
+
+class _Observer:
+    """Collects the reports of one item, and releases the other ranks as soon as it fails."""
+
+    def __init__(self) -> None:
+        self.begin(None)
+
+    def begin(self, active: ActiveRank | None) -> None:
+        """Forget the item before."""
+        self._active = active
+        self.reports: list[pytest.TestReport] = []
+        self.warnings: list[str] = []
+        self.follows = False
+        self.traceback: TracebackType | None = None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> Generator[None, Any, Any]:
+        return (yield from self._watch())
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None, Any, Any]:
+        return (yield from self._watch())
+
+    def _watch(self) -> Generator[None, Any, Any]:
+        try:
+            return (yield)
+        except BaseException as error:
+            if not isinstance(error, pytest.skip.Exception):
+                assert self._active is not None
+                self._active.release_others(traceback.format_exc())
+                self.follows = follows_from_another(error)
+                self.traceback = error.__traceback__
+            raise
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.reports.append(report)
+
+    @pytest.hookimpl
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        self.warnings.append(
+            warnings.formatwarning(
+                warning_message.message,
+                warning_message.category,
+                warning_message.filename,
+                warning_message.lineno,
+            )
+        )
+
+
+def _debug(where: TracebackType, controller: Connection) -> None:
+    """Let a person look around on the controlling terminal; the controller steps back meanwhile."""
+    controller.send("debug")
+    controller.recv()
+    try:
+        with open("/dev/tty") as keyboard, open("/dev/tty", "w") as screen:
+            debugger = pdb.Pdb(stdin=keyboard, stdout=screen)
+            debugger.reset()
+            debugger.interaction(None, where)
+    finally:
+        controller.send("done")

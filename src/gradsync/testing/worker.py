@@ -1,0 +1,122 @@
+"""The process of a rank: takes tasks from the controller one after the other.
+
+It is forked from a server that has imported torch already, so a new one costs milliseconds. A
+thread beside the test answers when the controller asks where the rank stands.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+
+from gradsync.testing.messages import CallTask, Finished, ItemTask
+from gradsync.testing.rank import ActiveRank, follows_from_another
+
+__all__ = ["ANSWERING_THREAD", "DUMP_SIGNAL", "main"]
+
+DUMP_SIGNAL = signal.SIGUSR2
+ANSWERING_THREAD = "gradsync test kit"
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(tasks: Connection, questions: Connection, dump_path: str) -> None:
+    """Run tasks until the controller hangs up."""
+    # The server that forked us ends with the controller, and we with the server.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
+    worker = _Worker(tasks)
+    # For a rank that holds the interpreter lock and cannot answer: written by the signal handler.
+    with open(dump_path, "w") as dump:
+        faulthandler.register(DUMP_SIGNAL, dump, all_threads=True)
+        answering = threading.Thread(
+            target=worker.answer, args=(questions,), name=ANSWERING_THREAD, daemon=True
+        )
+        answering.start()
+        worker.run()
+
+
+class _Worker:
+    def __init__(self, tasks: Connection) -> None:
+        self._tasks = tasks
+        self._active: ActiveRank | None = None
+        self._pytest: object = None
+
+    def run(self) -> None:
+        while True:
+            try:
+                task = self._tasks.recv()
+            except (EOFError, OSError):
+                break
+            try:
+                result = self._item(task) if isinstance(task, ItemTask) else self._call(task)
+            except BaseException as error:
+                result = _failed(error)
+            self._tasks.send(result)
+        if self._pytest is not None:
+            self._pytest.close()  # type: ignore[attr-defined]
+
+    def _item(self, task: ItemTask) -> Finished:
+        # Imported here: ranks of a plain unittest need no pytest.
+        from gradsync.testing.remote import PytestInRank
+
+        if not isinstance(self._pytest, PytestInRank):
+            self._pytest = PytestInRank(task)
+        self._active = ActiveRank(task.context)
+        try:
+            return self._pytest.run(task, self._active, self._tasks)
+        finally:
+            self._active = None
+
+    def _call(self, task: CallTask) -> Finished:
+        active = self._active = ActiveRank(task.context)
+        try:
+            active.open_group()
+            return Finished(result=task.function(*task.args))
+        except BaseException as error:
+            active.release_others(traceback.format_exc())
+            return _failed(error)
+        finally:
+            active.close_group()
+            self._active = None
+
+    def answer(self, questions: Connection) -> None:
+        """Tell the controller where this rank stands, as often as it asks."""
+        while True:
+            try:
+                questions.recv()
+                questions.send(self._where())
+            except (EOFError, OSError):
+                return
+
+    def _where(self) -> str:
+        main = threading.main_thread().ident
+        mine = threading.get_ident()
+        lines = []
+        for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+            if ident == mine:
+                continue
+            name = next((t.name for t in threading.enumerate() if t.ident == ident), "unknown")
+            lines.append(f"thread {name!r}:")
+            lines += [line.rstrip() for line in traceback.format_stack(frame)]
+        active = self._active
+        if active is not None:
+            lines.append(active.describe())
+        return f"pid {os.getpid()}\n" + "\n".join(lines)
+
+
+def _failed(error: BaseException) -> Finished:
+    """Return the outcome of a task that raised; call it where the exception is handled."""
+    text = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")  # one that cannot travel
+    return Finished(error=error, traceback=text, follows=follows_from_another(error))
