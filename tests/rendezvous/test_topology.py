@@ -83,7 +83,9 @@ def test_records_survive_the_store():
     assert decode(tombstone.encode()) == tombstone
 
 
-@pytest.mark.parametrize("value", [b"", b"1", b"[]", b"{}", b"\x80\x04", b'{"rank":1}', b'{"reason":1}'])
+@pytest.mark.parametrize(
+    "value", [b"", b"1", b"[]", b"{}", b"\x80\x04", b'{"rank":1}', b'{"reason":1}']
+)
 def test_strangers_data_is_not_a_record(value):
     with pytest.raises(RendezvousError, match="introduction"):
         decode(value)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,11 @@ def test_ends_in_words():
             "4:cpu,cpuacct:/j\n0::/\n",
             4.0,
         ),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu:/\n", math.inf),
+        (
+            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            "4:cpu:/\n",
+            math.inf,
+        ),
         ({}, "nonsense\n", math.inf),
     ],
 )
@@ -100,13 +105,12 @@ def test_threads_are_an_even_share():
 
 
 def relay(chunks: list[bytes], *, raw: bool = False) -> tuple[bytes, list[str]]:
-    reader, writer = os.pipe()
-    stream = Relay(Sink(writer), b"[1] ", raw=raw)
-    for chunk in chunks:
-        stream.feed(chunk)
-    stream.finish()
-    os.close(writer)
-    with open(reader, "rb") as file:
+    with tempfile.TemporaryFile() as file:
+        stream = Relay(Sink(file.fileno()), b"[1] ", raw=raw)
+        for chunk in chunks:
+            stream.feed(chunk)
+        stream.finish()
+        file.seek(0)
         return file.read(), stream.last_lines
 
 

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+
+import pytest
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+# What a test says about the job must be all there is: nothing of the machine it runs on.
+_FOREIGN = ("RANK", "WORLD_", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI", "MPI_", "GRADSYNC_")
+
+
+def clean_environment(**values: object) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    return env | {name: str(value) for name, value in values.items()}
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a process that runs a piece of Python; ended at the end of the test at the latest."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start_process(
+        code: str, *, prefix: tuple[str, ...] = (), **env: object
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*prefix, sys.executable, "-c", textwrap.dedent(code)],
+            env=clean_environment(**env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start_process
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port number that no other test uses at this moment; rendezvous does not open it."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
