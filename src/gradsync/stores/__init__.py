@@ -1,1 +1,20 @@
 """Key-value stores through which ranks find each other."""
+
+from gradsync.stores.collectives import StoreCollectives
+from gradsync.stores.fake import FakeStore
+from gradsync.stores.file import FileStore
+from gradsync.stores.hash import HashStore
+from gradsync.stores.prefix import PrefixStore
+from gradsync.stores.store import Store
+from gradsync.stores.torch_store import from_torch, to_torch
+
+__all__ = [
+    "FakeStore",
+    "FileStore",
+    "HashStore",
+    "PrefixStore",
+    "Store",
+    "StoreCollectives",
+    "from_torch",
+    "to_torch",
+]
