@@ -37,9 +37,10 @@ Parsed parse(const std::string& bytes) {
 
 TEST(request_comes_back_as_it_was_sent) {
   const std::string frame = request(header_of(Op::compare_set, 1, 2), {"key", "", "new"});
+  const std::string stream = frame + "next";
   Request parsed;
   std::size_t size = 0;
-  CHECK(parse_request(frame + "next", parsed, size) == Parsed::complete);
+  CHECK(parse_request(stream, parsed, size) == Parsed::complete);
   CHECK(size == frame.size());
   CHECK(parsed.header.seq == 7 && parsed.keys.size() == 1 && parsed.values.size() == 2);
   CHECK(parsed.keys[0] == "key" && parsed.values[0].empty() && parsed.values[1] == "new");
