@@ -34,13 +34,9 @@ def test_first_failure_is_the_earliest_of_its_own_making():
 def test_consequences_are_found_through_the_chain():
     assert follows_from_another(PeerLostError("rank 1 is gone"))
     assert not follows_from_another(ValueError("mine"))
-    try:
-        try:
-            raise PeerLostError("rank 1 is gone")
-        except PeerLostError as error:
-            raise OSError("could not save") from error
-    except OSError as error:
-        assert follows_from_another(error)
+    error = OSError("could not save")
+    error.__context__ = PeerLostError("rank 1 is gone")
+    assert follows_from_another(error)
 
 
 @pytest.mark.parametrize(
