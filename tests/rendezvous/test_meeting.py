@@ -133,7 +133,8 @@ def test_third_process_of_a_complete_pair_is_told_at_once(start, free_port):
     second_master = start(MEET, RANK=0, **env)
     _, error = second_master.communicate(timeout=10)
     assert "RendezvousError" in error
-    assert "could not serve the store" in error
+    assert f"could not serve the store at localhost:{free_port}" in error
+    assert f"held by pid {pair[0].pid}" in error
     assert [process.poll() for process in pair] == [None, None]
     finish(*pair)
 
