@@ -124,6 +124,17 @@ def test_disagreeing_world_sizes_fail_on_all(store, sizes):
             assert f"{size} say" in str(outcome)
 
 
+@pytest.mark.parametrize("sizes", [(2, 3), (2, 4), (3, 2), (1, 3, 2, 4)])
+def test_world_may_grow_and_shrink_from_round_to_round(store, sizes):
+    for size in sizes:
+        # The highest rank comes first: its slot is free in the rounds of a smaller world.
+        ranks = [arrive(store, rank, size, 10.0, 0.05 * (size - rank)) for rank in range(size)]
+        outcomes = on_threads(ranks)
+        for outcome in outcomes:
+            assert isinstance(outcome, Joined), outcome
+            assert outcome == outcomes[0]
+
+
 def test_dead_processes_of_an_earlier_run_are_not_met(tmp_path):
     store = FileStore(str(tmp_path / "left-behind"), -1)
     me = join(HashStore(), 0, 1, Deadline(1)).members[0].evidence

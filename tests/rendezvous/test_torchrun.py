@@ -32,9 +32,9 @@ assert attempt == "1" or meeting.rank != 1, "this attempt fails"
 def test_torchruns_agent_store_is_used_and_a_restart_starts_afresh(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        + ["--max-restarts=1", str(program)],
+        [*torchrun, "--standalone", "--nproc-per-node=2", "--max-restarts=1", str(program)],
         env=clean_environment(OMP_NUM_THREADS=1),
         capture_output=True,
         text=True,
