@@ -24,6 +24,13 @@ def meet_all(rank, queue):
     queue.put((meeting.rank, [member.evidence.pid for member in meeting.members]))
 
 
+def meet_late(rank):
+    from gradsync.rendezvous import meet
+
+    time.sleep(0.3)
+    sys.stdout.write(f"met {meet(timeout=10).rank}\n")
+
+
 def fail_on(rank, failing, others_sleep_s):
     if rank == failing:
         raise KeyError("no such batch")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -152,6 +153,35 @@ def test_child_of_a_rank_does_not_keep_the_parent_waiting():
     begin = time.monotonic()
     spawn(functions.leave_child_behind, nprocs=1)
     assert time.monotonic() - begin < 1.9
+
+
+def test_sandbox_without_pidfds_still_sees_ranks_end(monkeypatch):
+    def unknown(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "no such system call")
+
+    monkeypatch.setattr(os, "pidfd_open", unknown)
+    assert spawn(functions.exit_with, (0,), nprocs=2) is None
+    with pytest.raises(RankFailedError, match="exit code 3"):
+        spawn(functions.exit_with, (3,), nprocs=1)
+
+
+def test_forgotten_context_keeps_serving_until_its_ranks_have_met(start, tmp_path):
+    program = tmp_path / "parent.py"
+    program.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            import rank_functions as functions
+            from gradsync.launch.spawn import spawn
+
+            if __name__ == "__main__":
+                spawn(functions.meet_late, nprocs=2, join=False)
+            """
+        )
+    )
+    out, err = start(sys.executable, program).communicate(timeout=20)
+    assert (sorted(out.splitlines()), err) == (["met 0", "met 1"], "")
 
 
 @pytest.mark.parametrize(
