@@ -46,13 +46,13 @@ def arrive(store: Store, rank: int, size: int, timeout_s: float = 10.0, after_s:
     return call
 
 
-@pytest.fixture(params=["hash", "prefix", "unix", "file"])
+@pytest.fixture(params=["hash", "unix", "file"])
 def store(request, tmp_path) -> Store:
     if request.param == "unix":
         return UnixStore(f"test-join-{tmp_path}", is_master=True)
     if request.param == "file":
         return FileStore(str(tmp_path / "store"), -1)
-    return PrefixStore("p", HashStore()) if request.param == "prefix" else HashStore()
+    return PrefixStore("p", HashStore())
 
 
 def test_everyone_meets_everyone_again_and_again(store):
@@ -124,7 +124,7 @@ def test_disagreeing_world_sizes_fail_on_all(store, sizes):
             assert f"{size} say" in str(outcome)
 
 
-@pytest.mark.parametrize("sizes", [(2, 3), (2, 4), (3, 2), (1, 3, 2, 4)])
+@pytest.mark.parametrize("sizes", [(2, 4), (1, 3, 2)])
 def test_world_may_grow_and_shrink_from_round_to_round(store, sizes):
     for size in sizes:
         # The highest rank comes first: its slot is free in the rounds of a smaller world.
