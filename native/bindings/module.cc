@@ -2,6 +2,8 @@
 #include "bindings/bindings.h"
 
 NB_MODULE(_native, module) {
+  // A daemon thread that waits in a store when the interpreter ends keeps its objects: no leak.
+  nanobind::set_leak_warnings(false);
   gradsync::bind_status(module);
   gradsync::bind_session(module);
   gradsync::bind_store(module);

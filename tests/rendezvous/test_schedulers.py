@@ -73,7 +73,7 @@ def test_slurm_on_one_host_opens_no_port():
 def test_slurm_without_srun_is_refused_not_a_world_of_one():
     env = dict(SLURM)
     del env["SLURM_STEP_NODELIST"]
-    with pytest.raises(UsageError, match="8 tasks.*srun"):
+    with pytest.raises(UsageError, match=r"8 tasks.*srun"):
         read(env | {"SLURM_JOB_NODELIST": "gpu[08-10,12]"})
 
 

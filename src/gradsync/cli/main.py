@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DistError as error:
         print(f"gradsync: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"gradsync: cannot start {options.program!r}: {error}", file=sys.stderr)
+        return 126
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -79,15 +79,16 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     leaders: set[int] = set()
+    watch = select.poll()
+    watch.register(0, select.POLLIN | select.POLLHUP)
     try:
-        handle = os.pidfd_open(launcher)
-    except OSError:
+        # End of file alone is not sure: a process that the launcher forked holds the pipe open too.
+        watch.register(os.pidfd_open(launcher), select.POLLIN)
+    except ProcessLookupError:
         end_everything(leaders, mark)
         return 1
-    # End of file alone would not do: a process that the launcher forked holds the pipe open too.
-    watch = select.poll()
-    watch.register(handle, select.POLLIN)
-    watch.register(0, select.POLLIN | select.POLLHUP)
+    except OSError:
+        pass  # a sandbox that does not know pidfds; end of file is what there is
     rest = b""
     while True:
         ready = {fd for fd, _ in watch.poll()}

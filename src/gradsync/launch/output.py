@@ -9,7 +9,7 @@ from collections import deque
 __all__ = ["Relay", "Sink"]
 
 # A carriage return at the very end may be the first half of "\r\n": it waits for the next byte.
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
+_LINE_END = re.compile(rb"\r\n|\n|\r(?=[^\n])")
 _LONGEST_LINE = 64 * 1024
 _KEPT_LINES = 200
 
@@ -61,11 +61,11 @@ class Relay:
         if self._raw:
             self._sink.write_raw(data)
         self._partial += data
-        end = 0
-        for match in _LINE.finditer(self._partial):
-            self._line(match[0])
-            end = match.end()
-        self._partial = self._partial[end:]
+        start = 0
+        for match in _LINE_END.finditer(self._partial):
+            self._line(self._partial[start : match.end()])
+            start = match.end()
+        self._partial = self._partial[start:]
         if len(self._partial) > _LONGEST_LINE:
             self._line(self._partial + b"\n")
             self._partial = b""

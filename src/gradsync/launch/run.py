@@ -35,6 +35,7 @@ GRACE_S = 10.0
 SETTLE_S = 1.0
 """How long to look for the cause when a rank only reports that another one is gone."""
 
+_MOST_READS = 1000
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Batch systems announce the end of a time slice with these; ranks may want to save their work.
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -65,7 +66,11 @@ def run(
     ended the launcher. ``signal_children`` passes signals to the children of ranks too, which a
     shell script as a rank needs and a data loader's workers do not want.
     """
-    job = Job(nprocs, environment(), threads=threads)
+    env = environment()
+    job = Job(nprocs, env, threads=threads)
+    if nprocs > 1 and threads is None and not env.get("OMP_NUM_THREADS") and os.isatty(2):
+        note = f"gradsync run: {nprocs} ranks, {job.threads} threads each (see --threads)\n"
+        sys.stderr.write(note)
     try:
         supervisor = _Supervisor(job, command, grace_s, signal_children)
         return supervisor.run()
@@ -112,6 +117,9 @@ class _Supervisor:
                 self._step()
         except BaseException:
             self._kill()
+            for rank in self._ranks:
+                rank.process.wait()
+            self._job.end_strays()
             raise
         finally:
             if self._failures or self._signal:
@@ -291,8 +299,10 @@ class _Supervisor:
 
     def _drain(self, rank: _Rank, *, final: bool = False) -> None:
         for fd, relay in rank.relays.items():
-            while self._read(rank, fd):
-                pass
+            # Bounded: a child of the rank may go on writing faster than we read.
+            for _ in range(_MOST_READS):
+                if not self._read(rank, fd):
+                    break
             if final:
                 relay.finish()
                 stream = rank.process.stdout if fd == 1 else rank.process.stderr

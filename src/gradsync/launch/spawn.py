@@ -155,8 +155,7 @@ class SpawnContext:
         self._exit_codes.append(None)
         self._channels.append(receiver)
         self._job.started(process.pid)
-        # Not multiprocessing's sentinel: that one stays open as long as any child of the rank does.
-        self._handles.append(os.pidfd_open(process.pid))
+        self._handles.append(_watchable(process))
 
     # -- watching ---------------------------------------------------------------------------------
 
@@ -253,6 +252,16 @@ class SpawnContext:
         return RankFailedError(
             message, rank=first.rank, exit_code=first.exit_code, traceback_text=first.text
         )
+
+
+def _watchable(process: multiprocessing.process.BaseProcess) -> int:
+    """Return a descriptor that becomes readable when the process has ended."""
+    assert process.pid is not None
+    try:
+        # Not multiprocessing's sentinel: that one stays open as long as any child of the rank does.
+        return os.pidfd_open(process.pid)
+    except OSError:
+        return os.dup(process.sentinel)  # a sandbox that does not know pidfds
 
 
 def _read_failure(channel: connection.Connection, rank: int, pid: int) -> Failure | None:

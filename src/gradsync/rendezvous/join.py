@@ -187,12 +187,11 @@ class _Arrival:
         """End the round early when it can no longer succeed."""
         records = self._look(generation, self._me.world_size)
         members = [record for record in records.values() if isinstance(record, Member)]
-        self._refuse_disagreement(generation, members)
-        for member in members:
-            if is_dead(member.evidence, self._me.evidence):
-                reason = f"rank {member} ended before everyone had come"
-                self._fill(generation, self._me.world_size, Tombstone(reason, failed=False))
-                return
+        reason = self._why_history(members)
+        if reason:
+            self._fill(generation, self._me.world_size, Tombstone(reason, failed=False))
+        else:
+            self._refuse_disagreement(generation, members)
 
     def _give_up(self, generation: int) -> None:
         records = self._look(generation, self._me.world_size)
@@ -220,13 +219,24 @@ class _Arrival:
                 self._past = record.reason
         if len(members) < len(records):
             return None
+        reason = self._why_history(members)
+        if reason:
+            self._past = reason
+            return None
         self._refuse_disagreement(generation, members)
+        return tuple(members)
+
+    def _why_history(self, members: list[Member]) -> str:
+        """Return why this round can no longer be ours though nobody failed it, else ""."""
         for member in members:
             # A file that an earlier run left behind holds the introductions of dead processes.
             if is_dead(member.evidence, self._me.evidence):
-                self._past = f"rank {member} ended before everyone had come"
-                return None
-        return tuple(members)
+                return f"rank {member} ended before everyone had come"
+        for size in {member.world_size for member in members}:
+            # A smaller world formed here before; the new one has more ranks than that had slots.
+            if size < self._me.world_size and size == sum(m.world_size == size for m in members):
+                return f"{size} ranks formed a world of their own"
+        return ""
 
     def _refuse_disagreement(self, generation: int, members: list[Member]) -> None:
         sizes = sorted({member.world_size for member in members})
@@ -253,8 +263,8 @@ class _Arrival:
         try:
             if self._serves:
                 records = self._look(generation, self._me.world_size)
-                others = [r for r, x in records.items() if isinstance(x, Member)]
-                others.remove(self._me.rank)
+                came = {rank for rank, record in records.items() if isinstance(record, Member)}
+                others = sorted(came - {self._me.rank})
                 self._store.wait([f"{acknowledged}/{rank}" for rank in others], _ACKNOWLEDGE_S)
             else:
                 self._store.set(f"{acknowledged}/{self._me.rank}", b"1")

@@ -87,11 +87,11 @@ def meet(
         found, rank, world_size = next(rendezvous(init_method, rank, world_size, timeout=timeout))
         return meet(store=found, rank=rank, world_size=world_size, timeout=deadline.remaining())
     spec = settle(parse(init_method, rank, world_size, env, parent_identity))
-    opened, joined = _open_and_join(spec, deadline)
+    opened, joined = _open_and_join(spec, deadline, timeout)
     return _meeting(opened, joined, spec.rank, spec.world_size, spec.local_rank)
 
 
-def _open_and_join(spec: Spec, deadline: Deadline) -> tuple[Store, Joined]:
+def _open_and_join(spec: Spec, deadline: Deadline, timeout: Timeout | None) -> tuple[Store, Joined]:
     serving = serves(spec)
     while True:
         store = _open(spec, deadline)
@@ -115,6 +115,8 @@ def _open_and_join(spec: Spec, deadline: Deadline) -> tuple[Store, Joined]:
                 ) from error
             time.sleep(_RETRY_S)
         else:
+            # So far it held what was left of the deadline.
+            store.set_timeout(0.0 if timeout is None else timeout)
             return store, joined
 
 

@@ -27,7 +27,15 @@ class UnixPlace:
     name: str
     launched: bool = False
 
+    @classmethod
+    def for_port(cls, port: int) -> UnixPlace:
+        """Return the socket that stands for a port of this host."""
+        return cls(f"port-{port}")
+
     def __str__(self) -> str:
+        stands_for = self.name.removeprefix("port-")
+        if stands_for != self.name and not self.launched:
+            return f"localhost:{stands_for} (a Unix socket)"
         return f"unix:{self.name}"
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 from datetime import timedelta
 from weakref import WeakValueDictionary
 
 from gradsync.base.deadline import Deadline
+from gradsync.errors import StoreConnectionError
 from gradsync.rendezvous.place import (
     AgentPlace,
     Alone,
@@ -53,7 +55,7 @@ def settle(spec: Spec) -> Spec:
         return spec
     one_host = spec.local_world_size == spec.world_size
     if is_loopback(place.host) or (one_host and is_own_host(place.host)):
-        place = UnixPlace(f"port-{place.port}")
+        place = UnixPlace.for_port(place.port)
     return Spec(
         spec.rank, spec.world_size, place, spec.local_rank, spec.local_world_size, spec.token
     )
@@ -96,14 +98,27 @@ def open_store(spec: Spec, deadline: Deadline) -> Store:
 
 def _unix_store(place: UnixPlace, serving: bool, limit: timedelta, token: str) -> UnixStore:
     # The user's id keeps two users apart who both picked port 29500.
-    name = place.name if place.launched else f"gradsync-{os.getuid()}-{place.name}"
+    name = place.name if place.launched else f"{os.getuid()}-{place.name}"
     if not serving:
         return UnixStore(name, timeout=limit, token=token)
     key = f"{os.getpid()}/{name}"
     store = _served.get(key)
-    if store is None:
+    if store is not None:
+        return store
+    try:
         store = _served[key] = UnixStore(name, is_master=True, timeout=limit, token=token)
+    except StoreConnectionError as error:
+        raise StoreConnectionError(f"{error}{_holder(name)}") from None
     return store
+
+
+def _holder(name: str) -> str:
+    """Return who serves a Unix socket, as the end of a sentence."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(f"\0gradsync/{name}")
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return f", held by pid {struct.unpack('3i', credentials)[0]}"
+    return ""
 
 
 def _agent_store(place: AgentPlace, limit: timedelta) -> Store:

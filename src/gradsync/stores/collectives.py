@@ -105,12 +105,12 @@ class StoreCollectives:
         return self._store.multi_get(names)
 
     def _arrive(self, operation: str, name: str, timeout: Timeout, block: bool) -> None:
-        ranks, last_member = self._by_rank(name), f"{name}/last_member"
+        ranks, last = self._by_rank(name), f"{name}/last_members"
         self._store.set(ranks[self._rank], "joined")
         if self._store.add(f"{name}/num_members", 1) == self._world_size:
-            self._store.set(last_member, "1")
+            self._store.set(last, "1")
         if block:
-            self._wait(operation, [last_member], ranks, timeout)
+            self._wait(operation, [last], ranks, timeout)
 
     def _wait(
         self, operation: str, awaited: list[str], by_rank: list[str], timeout: Timeout

@@ -184,6 +184,8 @@ class FileLog:
         # Not the waiting form of the call: it has no limit, and a stopped holder would hang us.
         while not self._set_lock(kind, _MUTEX_BYTE):
             if deadline.expired():
+                if self._header:
+                    self._replay()  # without the lock, which is good enough for a message
                 raise self._lock_timeout(deadline)
             time.sleep(min(pause, deadline.remaining()))
             pause = min(2 * pause, 0.002)
@@ -212,7 +214,7 @@ class FileLog:
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def _lock_timeout(self, deadline: Deadline) -> StoreTimeout:
-        members = ", ".join(m.where for m in self._members.values()) or "nobody known"
+        members = ", ".join(m.where for m in self._living()) or "nobody known"
         return StoreTimeout(
             f"could not lock {self._path} within {deadline.timeout_s:g} s: a process holds "
             f"the lock and does not move on, perhaps a stopped one. Members: {members}."

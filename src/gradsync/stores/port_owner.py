@@ -52,8 +52,7 @@ def _holds(process: Path, sockets: set[str]) -> bool:
 
 def _command(process: Path) -> str:
     try:
-        return (
-            (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        )
+        line = (process / "cmdline").read_bytes()
     except OSError:
         return ""
+    return line.replace(b"\0", b" ").decode(errors="replace").strip()

@@ -174,7 +174,7 @@ class SocketStore(Store):
     # -- whole store ------------------------------------------------------------------------------
 
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        """Wait until ``world_size`` participants are waiting at ``key``; usable again afterwards."""
+        """Wait until ``world_size`` participants wait at ``key``, which can then be used again."""
         if world_size < 1:
             raise UsageError(f"barrier needs a world_size of at least 1, got {world_size}")
         limit_s = self._timeout_s if timeout is None else seconds(timeout)

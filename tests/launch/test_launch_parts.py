@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,13 +34,9 @@ def test_first_failure_is_the_earliest_of_its_own_making():
 def test_consequences_are_found_through_the_chain():
     assert follows_from_another(PeerLostError("rank 1 is gone"))
     assert not follows_from_another(ValueError("mine"))
-    try:
-        try:
-            raise PeerLostError("rank 1 is gone")
-        except PeerLostError as error:
-            raise OSError("could not save") from error
-    except OSError as error:
-        assert follows_from_another(error)
+    error = OSError("could not save")
+    error.__context__ = PeerLostError("rank 1 is gone")
+    assert follows_from_another(error)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +101,12 @@ def test_threads_are_an_even_share():
 
 
 def relay(chunks: list[bytes], *, raw: bool = False) -> tuple[bytes, list[str]]:
-    reader, writer = os.pipe()
-    stream = Relay(Sink(writer), b"[1] ", raw=raw)
-    for chunk in chunks:
-        stream.feed(chunk)
-    stream.finish()
-    os.close(writer)
-    with open(reader, "rb") as file:
+    with tempfile.TemporaryFile() as file:
+        stream = Relay(Sink(file.fileno()), b"[1] ", raw=raw)
+        for chunk in chunks:
+            stream.feed(chunk)
+        stream.finish()
+        file.seek(0)
         return file.read(), stream.last_lines
 
 
