@@ -23,11 +23,12 @@ MAY_IMPORT = {
     "launch": BASE | {"stores", "rendezvous", "_native"},
     "cli": BASE | {"launch"},
     "__main__": {"cli"},
+    "testing": BASE | {"stores", "rendezvous", "backends", "group", "session", "launch", "_native"},
     # The package's front door names everything and imports it on first use.
     "__init__": BASE | {"stores", "rendezvous", "backends", "group", "session", "launch"},
 }
 
-MAY_IMPORT_TORCH = {"group", "session"}
+MAY_IMPORT_TORCH = {"group", "session", "testing"}
 # Adapters to torch's own stores import it when they are called.
 TORCH_INSIDE_FUNCTIONS = {"stores/torch_store.py", "rendezvous/resolve.py"}
 

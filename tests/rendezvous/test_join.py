@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from gradsync.base.deadline import Deadline
+from gradsync.base.host import HostEvidence
 from gradsync.errors import RendezvousError
 from gradsync.rendezvous.join import Joined, join
 from gradsync.rendezvous.member import Member
-from gradsync.rendezvous.topology import HostEvidence
 from gradsync.stores.file import FileStore
 from gradsync.stores.hash import HashStore
 from gradsync.stores.prefix import PrefixStore

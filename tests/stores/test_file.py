@@ -13,10 +13,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from ranks import Rank, ranks
 
 from gradsync.errors import DistStoreError, StoreTimeout, UsageError
 from gradsync.stores import FileStore, file_log
+from ranks import Rank, ranks
 
 HOLD = """
 store = FileStore(sys.argv[1], int(sys.argv[2]))

@@ -401,7 +401,7 @@ def test_interpreter_ends_cleanly_with_a_store_and_a_thread_that_waits(ending: s
 
 
 def test_waiting_call_is_interrupted_by_a_signal(store: SocketStore) -> None:
-    class Interrupted(Exception):  # noqa: N818
+    class Interrupted(Exception):
         pass
 
     def handler(*_: object) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from ranks import ranks
 
 from gradsync.errors import (
     DistNetworkError,
@@ -21,6 +20,7 @@ from gradsync.errors import (
     StoreTimeout,
 )
 from gradsync.stores import FileStore, HashStore, PrefixStore, Store, from_torch, to_torch
+from ranks import ranks
 
 
 def test_importing_the_stores_leaves_torch_out() -> None:

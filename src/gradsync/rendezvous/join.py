@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from gradsync.base.deadline import Deadline
+from gradsync.base.host import host_evidence, is_dead
 from gradsync.errors import DistStoreError, RendezvousError
 from gradsync.rendezvous.member import Member, Record, Tombstone, decode, join_names, join_ranks
-from gradsync.rendezvous.topology import host_evidence, is_dead
 from gradsync.stores.store import Store
 
 __all__ = ["Joined", "join", "leave"]

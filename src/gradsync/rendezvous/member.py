@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gradsync.base.host import HostEvidence
 from gradsync.errors import RendezvousError
-from gradsync.rendezvous.topology import HostEvidence
 
 __all__ = ["Member", "Record", "Tombstone", "decode", "join_names", "join_ranks"]
 

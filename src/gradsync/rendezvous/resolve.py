@@ -14,6 +14,7 @@ from datetime import timedelta
 from weakref import WeakValueDictionary
 
 from gradsync.base.deadline import Deadline
+from gradsync.base.host import start_time
 from gradsync.errors import StoreConnectionError
 from gradsync.rendezvous.place import (
     AgentPlace,
@@ -24,7 +25,6 @@ from gradsync.rendezvous.place import (
     is_loopback,
 )
 from gradsync.rendezvous.spec import Spec
-from gradsync.rendezvous.topology import start_time
 from gradsync.stores.file import FileStore
 from gradsync.stores.hash import HashStore
 from gradsync.stores.prefix import PrefixStore

@@ -10,7 +10,7 @@ import pytest
 
 from gradsync.testing.messages import Died, Finished, Outcome, Stuck
 
-__all__ = ["merge"]
+__all__ = ["merge", "plain_report"]
 
 Phases = list[tuple[int, "pytest.TestReport"]]
 
@@ -24,7 +24,11 @@ def merge(
     """
     lost = _lost(item, outcomes, timeout_s)
     if lost is not None:
-        return [_plain(item, "setup", "passed"), lost, _plain(item, "teardown", "passed")]
+        return [
+            plain_report(item, "setup", "passed"),
+            lost,
+            plain_report(item, "teardown", "passed"),
+        ]
     loaded = [_load(item, outcome) for outcome in outcomes]
     merged = []
     for when in ("setup", "call", "teardown"):
@@ -71,7 +75,7 @@ def _load(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
     if isinstance(outcome, Died):
         return []  # planned: the test wanted it so
     if outcome.error is not None:
-        return [_plain(item, "setup", "failed", outcome.traceback)]
+        return [plain_report(item, "setup", "failed", outcome.traceback)]
     hook = item.config.hook
     return [
         hook.pytest_report_from_serializable(config=item.config, data=data)
@@ -105,7 +109,7 @@ def _lost(
     for rank, outcome in enumerate(outcomes):
         text.append(f"---------- rank {rank} ----------")
         text.append(_block(item, outcome))
-    return _plain(item, "call", "failed", "\n".join(text))
+    return plain_report(item, "call", "failed", "\n".join(text))
 
 
 def _block(item: pytest.Item, outcome: Outcome) -> str:
@@ -134,10 +138,11 @@ def _death(outcome: Outcome) -> str:
     return f"its process (pid {outcome.pid}) exited with code {outcome.exit_code}"
 
 
-def _plain(
-    item: pytest.Item, when: Any, outcome: Any, longrepr: str | None = None
+def plain_report(
+    item: pytest.Item, when: Any, outcome: Any, longrepr: Any = None
 ) -> pytest.TestReport:
-    keywords = dict.fromkeys(item.keywords, 1)
+    """Return a report that no pytest phase has made."""
+    keywords: dict[str, Any] = dict.fromkeys(item.keywords, 1)
     return pytest.TestReport(
         item.nodeid, item.location, keywords, outcome, longrepr, when, duration=0.0
     )

@@ -115,12 +115,13 @@ def _in_rank() -> bool:
 def _run_on_pool(
     item: pytest.Item, ranks: Ranks, nextitem: pytest.Item | None
 ) -> list[pytest.TestReport]:
-    from gradsync.testing.merge import merge
+    from gradsync.testing.merge import merge, plain_report
     from gradsync.testing.messages import ItemTask
 
     reason = unavailable(ranks.backend(item))
     if reason is not None:
-        return [_skipped(item, reason)]
+        path, line, _ = item.location
+        return [plain_report(item, "setup", "skipped", (path, line or 0, f"Skipped: {reason}"))]
     pool = _pool_of(item.config)
     size = ranks.size(item)
     timeout_s = _timeout(item.config, ranks)
@@ -157,15 +158,6 @@ def _run_on_pool(
         for rank in range(size)
     ]
     return merge(item, pool.run(tasks, timeout_s), timeout_s)
-
-
-def _skipped(item: pytest.Item, reason: str) -> pytest.TestReport:
-    path, line, _ = item.location
-    keywords = dict.fromkeys(item.keywords, 1)
-    where = (path, line or 0, f"Skipped: {reason}")
-    return pytest.TestReport(
-        item.nodeid, item.location, keywords, "skipped", where, "setup", duration=0.0
-    )
 
 
 def _options(config: pytest.Config) -> dict[str, Any]:

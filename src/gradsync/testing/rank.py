@@ -78,7 +78,8 @@ class ActiveRank:
             store=PrefixStore("group", self.store),
             rank=context.rank,
             world_size=context.world_size,
-            timeout=context.timeout_s,
+            # Longer than the test: its own deadline shows every rank, this would show one.
+            timeout=2 * context.timeout_s + 5,
         )
         self.group = default_group()
         assert self.group is not None

@@ -16,6 +16,7 @@ import pytest
 from _pytest.config import _prepareconfig
 
 from gradsync.testing import leaks
+from gradsync.testing.merge import plain_report
 from gradsync.testing.messages import Finished, ItemTask
 from gradsync.testing.rank import ActiveRank, follows_from_another
 
@@ -108,9 +109,7 @@ class PytestInRank:
             return
         text = "; ".join(f"{kind}: {what}" for kind, what in left.items())
         message = f"rank {task.context.rank} left something behind: {text}"
-        report = pytest.TestReport(
-            item.nodeid, item.location, {}, "failed", message, "teardown", duration=0.0
-        )
+        report = plain_report(item, "teardown", "failed", message)
         self._observer.reports.append(report)
 
     def close(self) -> None:

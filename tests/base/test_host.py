@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from gradsync.errors import RendezvousError, UsageError
-from gradsync.rendezvous.member import Member, Tombstone, decode, join_names, join_ranks
-from gradsync.rendezvous.topology import (
+from gradsync.base.host import (
     HostEvidence,
     host_evidence,
     is_dead,
     islands,
     start_time,
 )
+from gradsync.errors import RendezvousError, UsageError
+from gradsync.rendezvous.member import Member, Tombstone, decode, join_names, join_ranks
 
 
 def evidence(boot_id: str, host: str = "node") -> HostEvidence:
