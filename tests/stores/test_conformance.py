@@ -27,7 +27,7 @@ def _own_tcp(_: Path) -> Store:
 
 
 def _own_unix(_: Path) -> Store:
-    from gradsync.stores.tcp import UnixStore
+    from gradsync.stores.unix import UnixStore
 
     return UnixStore(f"conformance-{next(_numbers)}", is_master=True)
 
@@ -36,17 +36,22 @@ STORES: dict[str, tuple[Callable[[Path], Store], Traits]] = {
     "hash": (lambda _: HashStore(), Traits()),
     "file": (
         lambda folder: FileStore(folder / f"store{next(_numbers)}", world_size=1),
-        Traits(queues=False, extended=False),
+        Traits(queues=False, one_pop_per_push=False, extended=False),
     ),
     "torch-hash": (
         lambda _: from_torch(dist.HashStore()),
         Traits(own_timeout_per_clone=False, wakes_on_every_write=False),
     ),
-    "torch-tcp": (_torch_tcp, Traits(add_checks_value=False, clone_outlives=False)),
+    "torch-tcp": (
+        _torch_tcp,
+        # A woken popper of torch's that finds the value gone says "empty" instead of waiting on.
+        Traits(add_checks_value=False, clone_outlives=False, one_pop_per_push=False),
+    ),
     "torch-file": (
         lambda folder: from_torch(dist.FileStore(str(folder / f"store{next(_numbers)}"), 1)),
         Traits(
             queues=False,
+            one_pop_per_push=False,
             extended=False,
             exact_timeouts=False,
             truthful_delete=False,

@@ -66,6 +66,8 @@ class Difference:
 
 
 LATE = ("error", "DistStoreError")
+# Two more cannot be tried in a row: a timeout of 0 is for ever on all our stores and "at once" on
+# torch's TCPStore; and torch's FileStore counts whole seconds, so it waits longer than it is told.
 DIFFERENCES = [
     Difference(
         "file",
@@ -111,6 +113,13 @@ DIFFERENCES = [
     ),
     Difference(
         "hash file prefix",
+        (("set", "n", ""), ("add", "n", 1)),
+        ("error", "ValueError"),
+        ("is", 1),
+        "nothing is not a number",
+    ),
+    Difference(
+        "hash file prefix",
         (("set", "n", "12abc"), ("add", "n", 1)),
         ("error", "ValueError"),
         ("is", 13),
@@ -150,6 +159,13 @@ DIFFERENCES = [
         ("error", "ValueError"),
         ("error", "DistNetworkError"),
         "a mistake does not cost the connection",
+    ),
+    Difference(
+        "tcp",
+        (("barrier", "b", 1), ("list_keys",)),
+        ("is", []),
+        ("is", ["b"]),
+        "a barrier leaves no key behind",
     ),
     Difference(
         "tcp",
@@ -273,8 +289,8 @@ def is_left_out(ours: Any, kind: str, call: tuple[Any, ...]) -> bool:
     if operation == "add" and ours.check([args[0]]):
         value = ours.get(args[0])
         number = re.match(rb"[+-]?\d+", value)
-        return number.group() != value if number else kind == "tcp"
-    return False
+        return number.group() != value if number else kind == "tcp" or not value
+    return kind == "tcp" and operation == "barrier"
 
 
 def normal(kind: str, operation: str, theirs: Outcome) -> Outcome:
@@ -296,7 +312,7 @@ def is_deliberate(kind: str, operation: str, ours: Outcome, theirs: Outcome) -> 
     )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", PAIRS)
 def test_random_operations_agree(kind: str, seed: int, tmp_path: Path) -> None:
     chance = random.Random(f"{kind} {seed}")

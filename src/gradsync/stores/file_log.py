@@ -92,9 +92,13 @@ class FileLog:
         twin = FileLog(self._path, self._world_size)
         twin._header, twin._offset = self._header, HEADER_BYTES
         twin._fd = _reopen(self._fd)
-        with twin._mutex, twin._locked(fcntl.F_WRLCK, deadline):
-            twin._replay()
-            twin._sign(twin._world_size)
+        try:
+            with twin._locked(fcntl.F_WRLCK, deadline):
+                twin._replay()
+                twin._sign(twin._world_size)
+        except DistError:
+            twin.leave()
+            raise
         return twin
 
     def leave(self) -> None:

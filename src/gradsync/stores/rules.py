@@ -31,17 +31,17 @@ def key_list(keys: Sequence[Key]) -> list[str]:
 
 
 def summed(key: str, current: bytes | None, amount: int) -> int:
-    """Return the sum that ``add`` stores; an absent or empty value counts as 0.
+    """Return the sum that ``add`` stores; an absent key counts as 0.
 
     >>> summed("n", b"41", 1)
     42
     """
     number = operator.index(amount)
-    if current and not _DECIMAL.fullmatch(current):
+    if current is not None and not _DECIMAL.fullmatch(current):
         raise UsageError(
             f"cannot add to key {key!r}: its value is not a decimal integer but {current[:40]!r}"
         )
-    total = int(current or b"0") + number
+    total = int(current if current is not None else b"0") + number
     if number not in _INT64 or total not in _INT64:
         raise UsageError(f"add to key {key!r}: {number} or the sum {total} exceeds 64 bits")
     return total
