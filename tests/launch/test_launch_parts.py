@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import math
 import os
 import tempfile
-from pathlib import Path
 
 import pytest
 
+from gradsync import _native
 from gradsync.errors import PeerLostError
-from gradsync.launch.cores import cgroup_quota, threads_per_rank, usable_cores
+from gradsync.launch.job import _usual_threads
 from gradsync.launch.output import Relay, Sink
 from gradsync.launch.verdict import (
     Failure,
@@ -66,38 +65,12 @@ def test_ends_in_words():
     assert describe_end(-64) in ("killed by signal 64", "killed by SIGRTMAX")
 
 
-@pytest.mark.parametrize(
-    ("files", "own", "quota"),
-    [
-        ({"cpu.max": "max 100000\n"}, "0::/\n", math.inf),
-        ({"a/cpu.max": "150000 100000\n"}, "0::/a/b\n", 1.5),
-        ({"a/cpu.max": "150000 100000\n", "a/b/cpu.max": "50000 100000\n"}, "0::/a/b\n", 0.5),
-        (
-            {"cpu/j/cpu.cfs_quota_us": "400000\n", "cpu/j/cpu.cfs_period_us": "100000\n"},
-            "4:cpu,cpuacct:/j\n0::/\n",
-            4.0,
-        ),
-        (
-            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
-            "4:cpu:/\n",
-            math.inf,
-        ),
-        ({}, "nonsense\n", math.inf),
-    ],
-)
-def test_quota_is_the_tightest_on_the_way_up(tmp_path: Path, files, own, quota):
-    for name, text in files.items():
-        path = tmp_path / "fs" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "own").write_text(own)
-    assert cgroup_quota(str(tmp_path / "fs"), str(tmp_path / "own")) == quota
-    assert cgroup_quota(str(tmp_path), str(tmp_path / "absent")) == math.inf
-
-
-def test_threads_are_an_even_share():
-    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
-    assert [threads_per_rank(n, 8) for n in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
+def test_threads_are_an_even_share_of_the_cores():
+    cores = len(os.sched_getaffinity(0))
+    assert 1 <= _native.usable_cores() <= cores
+    assert _usual_threads(1, {}) == str(_native.usable_cores())
+    assert _usual_threads(10 * cores, {}) == "1"
+    assert _usual_threads(2, {"OMP_NUM_THREADS": "7"}) == "7"
 
 
 def relay(chunks: list[bytes], *, raw: bool = False) -> tuple[bytes, list[str]]:

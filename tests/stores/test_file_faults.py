@@ -12,10 +12,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from ranks import Rank, ranks
 
 from gradsync.errors import DistStoreError, StoreTimeout
 from gradsync.stores import FileStore
+from ranks import Rank, ranks
 
 
 @pytest.fixture

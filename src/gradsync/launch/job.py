@@ -12,9 +12,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from gradsync import _native
 from gradsync.errors import UsageError
 from gradsync.launch import guardian
-from gradsync.launch.cores import threads_per_rank, usable_cores
 from gradsync.stores.unix import UnixStore
 
 __all__ = ["Job", "rank_environment"]
@@ -162,7 +162,8 @@ class Job:
 
 
 def _usual_threads(nprocs: int, base: Mapping[str, str]) -> str:
-    return base.get("OMP_NUM_THREADS") or str(threads_per_rank(nprocs, usable_cores()))
+    """An even share of the cores that the affinity mask and the cgroup leave to this process."""
+    return base.get("OMP_NUM_THREADS") or str(max(1, _native.usable_cores() // nprocs))
 
 
 def _free_port() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 import uuid
 import zlib
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from gradsync import config
+from gradsync.base.host import host_evidence
 
 __all__ = [
     "HEADER_BYTES",
@@ -122,22 +122,9 @@ def _checksum(data: bytes) -> bytes:
 
 def this_process() -> tuple[str, str]:
     """Return an identity no other process ever has, and a text for messages."""
-
-    def read(path: str) -> str:
-        try:
-            with open(path, encoding="ascii", errors="replace") as file:
-                return file.read().strip()
-        except OSError:
-            return ""
-
-    pid, host = os.getpid(), os.uname().nodename
-    started = read("/proc/self/stat").rpartition(")")[2].split()[19:20]
-    try:
-        namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        namespace = ""
-    boot = read("/proc/sys/kernel/random/boot_id") or host
-    return f"{boot} {namespace} {pid} {''.join(started)}", f"pid {pid} on {host}"
+    me = host_evidence()
+    identity = f"{me.boot_id or me.host} {me.pid_namespace} {me.pid} {me.started}"
+    return identity, f"pid {me.pid} on {me.host}"
 
 
 def this_job() -> str:
