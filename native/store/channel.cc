@@ -264,7 +264,10 @@ bool Channel::deliver() {
       acknowledged_.store(header.seq, std::memory_order_relaxed);
     }
     input_.consume(reply_bytes(header));
-    if (!is_wanted) continue;
+    if (!is_wanted) {
+      unwanted_ = {};
+      continue;
+    }
     Call& call = **found;
     pending_.erase(found);
     call.done = true;
