@@ -1,9 +1,9 @@
 """Round trips of gradsync's TCPStore beside torch's, on one host.
 
-Both systems are driven the same way: the server is the master in a process of its own, the clients
-sit in other processes, each with its own connection. Systems and operations take turns in every
-round, so that whatever else the machine does hits both alike. Reported is the median over rounds
-of the time per operation and client.
+Both systems are driven the same way: the server is the master in a process of its own; the clients,
+each a connection and a thread, are spread over up to four other processes. Systems take turns in
+every round, so that whatever else the machine does hits both alike. Reported is the median over
+rounds of the time that a process needs per operation.
 
     python benchmarks/stores.py [--quick] [--out results.json]
 """
@@ -17,6 +17,7 @@ import os
 import platform
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -65,7 +66,7 @@ def serve(system: str, pipe: Connection) -> None:
 
 
 def drive(system: str, port: int, clients: range, pipe: Connection) -> None:
-    """Run (operation, repeats) orders; each client does its repeats in turn with the others."""
+    """Run (operation, repeats) orders: every client in a thread of its own, all at once."""
     stores = [open_store(system, port, False) for _ in clients]
     for store, client in zip(stores, clients, strict=True):
         store.set(f"client/{client}", "value")
@@ -73,18 +74,32 @@ def drive(system: str, port: int, clients: range, pipe: Connection) -> None:
     while (order := pipe.recv()) is not None:
         name, repeats = order
         calls = [operation(s, name, c) for s, c in zip(stores, clients, strict=True)]
-        began = time.perf_counter()
+        took = time_calls(calls, repeats)
+        for store in stores:
+            store.check(["shared"])  # what was only sent has arrived before the next order
+        pipe.send(took)
+
+
+def time_calls(calls: list[Callable[[], object]], repeats: int) -> float:
+    """Return the seconds until every call has been made ``repeats`` times."""
+    start = threading.Barrier(len(calls))
+    began = ended = 0.0
+
+    def run(call: Callable[[], object]) -> None:
+        nonlocal began, ended
+        start.wait()
+        began = began or time.perf_counter()
         for _ in range(repeats):
-            for call in calls:
-                call()
-        if name == "set":
-            # What was sent must also have arrived before the next operation is measured.
-            sent = time.perf_counter()
-            for store in stores:
-                store.check(["shared"])
-            pipe.send(sent - began)
-        else:
-            pipe.send(time.perf_counter() - began)
+            call()
+        ended = time.perf_counter()
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls[1:]]
+    for thread in threads:
+        thread.start()
+    run(calls[0])
+    for thread in threads:
+        thread.join()
+    return ended - began
 
 
 class Bench:
@@ -113,7 +128,7 @@ class Bench:
             pipe.recv()
 
     def measure(self, name: str, repeats: int) -> float:
-        """Return the microseconds per operation, as a client sees it."""
+        """Return the microseconds that a process needs per operation."""
         for pipe in self.pipes:
             pipe.send((name, repeats))
         times = [pipe.recv() for pipe in self.pipes]
@@ -122,11 +137,12 @@ class Bench:
 
     def close(self) -> None:
         """End all processes."""
-        for pipe in self.pipes:
+        # The clients first, so that none of them sees its server go.
+        for pipe, process in zip(self.pipes, self.processes[1:], strict=True):
             pipe.send(None)
-        self.server.send(None)
-        for process in self.processes:
             process.join()
+        self.server.send(None)
+        self.processes[0].join()
 
 
 def compare(clients: int, rounds: int, repeats: int) -> list[dict[str, Any]]:

@@ -58,8 +58,8 @@ bool check_signals() {
   return raised;
 }
 
+// What a signal handler has raised comes first, even when the answer came in the same moment.
 void raise_if_stopped(const Status& status) {
-  if (status.ok()) return;
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
   raise_if_failed(status);
 }

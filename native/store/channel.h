@@ -54,7 +54,25 @@ class Channel {
   const Address& address() const { return options_.address; }
 
  private:
-  Status check_fork() const;
+  // Holds the sending end, and remembers that this thread does.
+  class Sending {
+   public:
+    explicit Sending(Channel& channel) : lock_(channel.send_mutex_), before_(current) {
+      current = &channel;
+    }
+    ~Sending() { current = before_; }
+    Sending(const Sending&) = delete;
+    Sending& operator=(const Sending&) = delete;
+
+    static thread_local const Channel* current;
+
+   private:
+    std::scoped_lock<std::mutex> lock_;
+    const Channel* before_;
+  };
+
+  Status check_use() const;
+  Status silent_status() const;
   Status begin(Call& call);
   Status send_frame(const char* bytes, std::size_t size, const Deadline& guard);
   Status send_unacknowledged(std::size_t start, const Deadline& guard);
@@ -62,16 +80,16 @@ class Channel {
   void lead(std::unique_lock<std::mutex>& lock, Call& call);
   void follow(std::unique_lock<std::mutex>& lock, Call& call);
   bool gives_up(std::unique_lock<std::mutex>& lock, Call& call, bool check_signals);
-  bool receive(std::unique_lock<std::mutex>& lock);
+  bool receive(std::unique_lock<std::mutex>& lock, const Deadline& guard);
   bool deliver();
   void hand_over();
   void cancel(std::uint64_t seq);
 
-  void recover();
-  Status reconnect();
+  void recover(const Deadline& guard);
+  Status reconnect(const Deadline& deadline);
   std::string unanswered();
-  Status repeat(const std::string& frames);
-  void fail_all(const Status& status);
+  Status repeat(const std::string& frames, const Deadline& deadline);
+  void fail_all(const Status& status, bool for_good);
 
   DialOptions options_;
   Id instance_{};
@@ -88,7 +106,7 @@ class Channel {
   std::vector<Call*> pending_;  // by sequence number
   bool reading_ = false;        // a thread has the socket's reading end
   std::uint64_t received_ = 0;  // counted replies
-  Status broken_;               // not ok: the server has gone for good
+  Status broken_;               // not ok: nothing will ever work again
   std::atomic<bool> is_broken_{false};
   std::atomic<std::uint64_t> acknowledged_{0};  // the highest number that was replied to
 

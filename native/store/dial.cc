@@ -115,10 +115,14 @@ Status dial_again(const DialOptions& options, std::uint64_t received, const Dead
     if (attempt.result == Attempt::connected || attempt.result == Attempt::hopeless) {
       return attempt.status;
     }
-    if (attempt.result == Attempt::refused || deadline.expired()) {
-      return Status::error(Code::connection,
-                           "the connection to the store at " + options.address.text() +
-                               " is lost, its server has gone (" + attempt.status.message + ")");
+    const std::string where = "the connection to the store at " + options.address.text();
+    if (attempt.result == Attempt::refused) {
+      return Status::error(Code::connection, where + " is lost, its server has gone (" +
+                                                 attempt.status.message + ")");
+    }
+    if (deadline.expired()) {
+      return Status::error(
+          Code::timeout, where + " is lost and cannot be opened again: " + attempt.status.message);
     }
     if (!pause_for(pause, deadline)) return interrupted_status();
     pause = std::min(pause * 2, longest_pause);

@@ -27,7 +27,8 @@ struct Dialed {
 // Tries until the deadline, for a server that has yet to start.
 Status dial_patiently(const DialOptions& options, const Deadline& deadline, Dialed& dialed);
 
-// Tries again only what may pass quickly; refused means that the server has gone.
+// For a connection that broke. Code::connection: the server has gone for good. Code::timeout: it
+// cannot be reached now.
 Status dial_again(const DialOptions& options, std::uint64_t received, const Deadline& deadline,
                   Dialed& dialed);
 

@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "store/patience.h"
+
 namespace gradsync::store {
 namespace {
 
@@ -50,8 +52,12 @@ void ServerLoop::stop() {
 void ServerLoop::run() {
   std::array<epoll_event, 128> events;
   while (!stopping_.load(std::memory_order_relaxed)) {
-    const int count = ::epoll_wait(epoll_.fd(), events.data(), static_cast<int>(events.size()),
-                                   next_timeout_ms());
+    int count = 0;
+    const auto wait = [&](int timeout_ms) {
+      count = ::epoll_wait(epoll_.fd(), events.data(), static_cast<int>(events.size()), timeout_ms);
+      return count != 0;
+    };
+    if (!try_for_a_moment([&] { return wait(0); })) wait(next_timeout_ms());
     for (int i = 0; i < count; ++i) on_event(events[static_cast<std::size_t>(i)]);
     run_timers();
   }
@@ -105,8 +111,7 @@ void ServerLoop::on_connection(Connection& connection, std::uint32_t events) {
   if (!alive) drop(connection);
 }
 
-// -- newcomers
-// --------------------------------------------------------------------------------------
+// -- newcomers ---------------------------------------------------------------------------------
 
 void ServerLoop::accept_all() {
   for (int i = 0; i < max_accepts && accept_one(); ++i) {
@@ -203,8 +208,7 @@ bool ServerLoop::check_hello(Connection& connection) {
   return write(connection) && is_known;
 }
 
-// -- members
-// ----------------------------------------------------------------------------------------
+// -- members -----------------------------------------------------------------------------------
 
 bool ServerLoop::serve(Connection& connection) {
   return connection.receive(read_limit) && handle_input(connection);

@@ -288,12 +288,15 @@ void tune(int fd, bool is_unix) {
   const int idle_s = 10;
   const int interval_s = 5;
   const int probes = 4;
+  const unsigned int unread_ms = 60'000;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   // A host that vanished without a word is noticed after 30 s even by one who only waits.
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+  // The same for one who has sent something: the kernel's own patience is a quarter of an hour.
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unread_ms, sizeof(unread_ms));
 }
 
 Status send_exactly(int fd, const void* bytes, std::size_t size, const Deadline& deadline) {

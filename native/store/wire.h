@@ -12,6 +12,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -118,6 +119,12 @@ bool read_reply(std::string_view bytes, const ReplyHeader& header, Reply& reply)
 std::size_t begin_request(std::string& out, const RequestHeader& header);
 void end_request(std::string& out, std::size_t start);
 void put_string(std::string& out, std::string_view bytes);
+
+// Overwrites one field of the header at the front of a finished frame.
+template <typename T>
+void patch_request(std::string& frame, std::size_t offset, const T& value) {
+  std::memcpy(frame.data() + offset, &value, sizeof(value));
+}
 
 void append_reply(std::string& out, std::uint64_t seq, bool counted, const Reply& reply);
 

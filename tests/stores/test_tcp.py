@@ -419,3 +419,19 @@ def test_waiting_call_is_interrupted_by_a_signal(store: SocketStore) -> None:
     # The abandoned pop takes nothing.
     store.queue_push("q", "x")
     assert store.queue_len("q") == 1
+
+
+def test_signal_handler_may_use_the_store_that_its_thread_waits_in(store: SocketStore) -> None:
+    def handler(*_: object) -> None:
+        store.add("handled", 1)
+        store.set("late", "v")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        assert store.get("late") == b"v"
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert store.add("handled", 0) == 1
