@@ -183,6 +183,10 @@ class SocketStore(Store):
         except StatusError as error:
             raise translated(error) from None
 
+    def cut_connection(self) -> None:
+        """Break the connection, as a network would; the next operation mends it. For tests."""
+        self._client.cut()
+
     def has_extended_api(self) -> bool:
         """Return True: append, multi_get and multi_set are single operations here."""
         return True

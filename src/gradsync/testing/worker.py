@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
+from types import FrameType
 
 from gradsync.testing.messages import CallTask, Finished, ItemTask
 from gradsync.testing.rank import ActiveRank, follows_from_another
@@ -25,6 +26,7 @@ DUMP_SIGNAL = signal.SIGUSR2
 ANSWERING_THREAD = "gradsync test kit"
 
 _PR_SET_PDEATHSIG = 1
+_THIS_FILE = "gradsync/testing/worker.py"
 
 
 def main(tasks: Connection, questions: Connection, dump_path: str) -> None:
@@ -105,11 +107,20 @@ class _Worker:
                 continue
             name = next((t.name for t in threading.enumerate() if t.ident == ident), "unknown")
             lines.append(f"thread {name!r}:")
-            lines += [line.rstrip() for line in traceback.format_stack(frame)]
+            lines += [line.rstrip() for line in _stack_of_test(frame)]
         active = self._active
         if active is not None:
             lines.append(active.describe())
         return f"pid {os.getpid()}\n" + "\n".join(lines)
+
+
+def _stack_of_test(frame: FrameType) -> list[str]:
+    """Return a stack without the machinery that called the test."""
+    frames = traceback.extract_stack(frame)
+    callers = [
+        at for at, f in enumerate(frames) if f.filename.endswith(("_pytest/python.py", _THIS_FILE))
+    ]
+    return traceback.format_list(frames[callers[-1] + 1 :] if callers else frames)
 
 
 def _failed(error: BaseException) -> Finished:
