@@ -17,19 +17,20 @@ import traceback
 from multiprocessing.connection import Connection
 from types import FrameType
 
+from gradsync.launch.verdict import follows_from_another
+from gradsync.testing.entry import DUMP_SIGNAL
 from gradsync.testing.messages import CallTask, Finished, ItemTask
-from gradsync.testing.rank import ActiveRank, follows_from_another
+from gradsync.testing.rank import ActiveRank
 
-__all__ = ["ANSWERING_THREAD", "DUMP_SIGNAL", "main"]
+__all__ = ["ANSWERING_THREAD", "run"]
 
-DUMP_SIGNAL = signal.SIGUSR2
 ANSWERING_THREAD = "gradsync test kit"
 
 _PR_SET_PDEATHSIG = 1
 _THIS_FILE = "gradsync/testing/worker.py"
 
 
-def main(tasks: Connection, questions: Connection, dump_path: str) -> None:
+def run(tasks: Connection, questions: Connection, dump_path: str) -> None:
     """Run tasks until the controller hangs up."""
     # The server that forked us ends with the controller, and we with the server.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -99,10 +100,12 @@ class _Worker:
                 return
 
     def _where(self) -> str:
-        main = threading.main_thread().ident
+        main_thread = threading.main_thread().ident
         mine = threading.get_ident()
         lines = []
-        for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        for ident, frame in sorted(
+            sys._current_frames().items(), key=lambda item: item[0] != main_thread
+        ):
             if ident == mine:
                 continue
             name = next((t.name for t in threading.enumerate() if t.ident == ident), "unknown")
