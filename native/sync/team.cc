@@ -8,6 +8,7 @@
 #include <new>
 
 #include "common/cgroup.h"
+#include "common/interrupt.h"
 #include "sync/futex.h"
 #include "sync/pause.h"
 
@@ -164,9 +165,7 @@ Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline) {
     if (has_reached(peer, step)) return Status::success();
     if (!status.ok()) return status;
     if (deadline.expired()) return timed_out(step);
-    if (interrupt_check_ && interrupt_check_()) {
-      return Status::error(Code::interrupted, "interrupted while waiting", {peer});
-    }
+    if (interrupted()) return interrupted_status();
     theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = theirs.progress.load(std::memory_order_seq_cst);
     if (!reached(seen, step)) {

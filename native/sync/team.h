@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,9 +39,6 @@ class Team {
   Team(std::byte* memory, int rank, int ranks, Liveness liveness);
 
   static void format(std::byte* memory, int ranks, std::size_t staging_bytes);
-
-  // Called now and then by a rank that sleeps; returning true ends the wait with `interrupted`.
-  void set_interrupt_check(std::function<bool()> check) { interrupt_check_ = std::move(check); }
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -96,7 +92,6 @@ class Team {
   std::uint64_t sequence_ = 0;
   Patience patience_;
   Liveness liveness_;
-  std::function<bool()> interrupt_check_;
 };
 
 }  // namespace gradsync
