@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gradsync.stores.store import Store
     from gradsync.testing.pool import RankPool
 
+pytest.register_assert_rewrite("gradsync.testing.conformance")
+
 _POOL = pytest.StashKey["RankPool"]()
 _PLAIN = (str, int, float, bool, type(None))
 
