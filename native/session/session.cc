@@ -142,7 +142,7 @@ Status Session::run(Call call) {
     for (const int peer : status.ranks)
       why << (peer == status.ranks[0] ? " (missing: " : ", ") << peer;
     if (!status.ranks.empty()) why << ")";
-    team_.abort(why.str());
+    team_.abort(why.str(), true);
   }
   return status;
 }

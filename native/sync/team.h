@@ -50,7 +50,7 @@ class Team {
   // Says goodbye; an empty note means that all is well.
   void leave(const std::string& note);
   // Makes every present wait and every later call of every rank fail.
-  void abort(const std::string& reason);
+  void abort(const std::string& reason, bool gave_up = false);
   // Says whether somebody has, who and why.
   Status check_aborted() const;
 
