@@ -6,6 +6,7 @@ thread beside the test answers when the controller asks where the rank stands.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -14,13 +15,14 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from types import FrameType
 
 from gradsync.testing.messages import CallTask, Finished, ItemTask
 from gradsync.testing.rank import ActiveRank, follows_from_another
 
-__all__ = ["ANSWERING_THREAD", "DUMP_SIGNAL", "main"]
+__all__ = ["ANSWERING_THREAD", "DUMP_SIGNAL", "main", "standing_by"]
 
 DUMP_SIGNAL = signal.SIGUSR2
 ANSWERING_THREAD = "gradsync test kit"
@@ -31,18 +33,27 @@ _THIS_FILE = "gradsync/testing/worker.py"
 
 def main(tasks: Connection, questions: Connection, dump_path: str) -> None:
     """Run tasks until the controller hangs up."""
+    worker = _Worker(tasks)
+    with standing_by(questions, dump_path, worker.describe):
+        worker.run()
+
+
+@contextlib.contextmanager
+def standing_by(
+    questions: Connection, dump_path: str, describe: Callable[[], str]
+) -> Iterator[None]:
+    """Be a rank that ends with its controller and says where it stands whenever that one asks."""
     # The server that forked us ends with the controller, and we with the server.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
-    worker = _Worker(tasks)
     # For a rank that holds the interpreter lock and cannot answer: written by the signal handler.
     with open(dump_path, "w") as dump:
         faulthandler.register(DUMP_SIGNAL, dump, all_threads=True)
         answering = threading.Thread(
-            target=worker.answer, args=(questions,), name=ANSWERING_THREAD, daemon=True
+            target=_answer, args=(questions, describe), name=ANSWERING_THREAD, daemon=True
         )
         answering.start()
-        worker.run()
+        yield
 
 
 class _Worker:
@@ -89,29 +100,34 @@ class _Worker:
             active.close_group()
             self._active = None
 
-    def answer(self, questions: Connection) -> None:
-        """Tell the controller where this rank stands, as often as it asks."""
-        while True:
-            try:
-                questions.recv()
-                questions.send(self._where())
-            except (EOFError, OSError):
-                return
-
-    def _where(self) -> str:
-        main = threading.main_thread().ident
-        mine = threading.get_ident()
-        lines = []
-        for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
-            if ident == mine:
-                continue
-            name = next((t.name for t in threading.enumerate() if t.ident == ident), "unknown")
-            lines.append(f"thread {name!r}:")
-            lines += [line.rstrip() for line in _stack_of_test(frame)]
+    def describe(self) -> str:
+        """Return what the test of the moment is doing."""
         active = self._active
-        if active is not None:
-            lines.append(active.describe())
-        return f"pid {os.getpid()}\n" + "\n".join(lines)
+        return "" if active is None else active.describe()
+
+
+def _answer(questions: Connection, describe: Callable[[], str]) -> None:
+    """Tell the controller where this rank stands, as often as it asks."""
+    while True:
+        try:
+            questions.recv()
+            questions.send(_where(describe))
+        except (EOFError, OSError):
+            return
+
+
+def _where(describe: Callable[[], str]) -> str:
+    main = threading.main_thread().ident
+    mine = threading.get_ident()
+    lines = [f"pid {os.getpid()}"]
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        if ident == mine:
+            continue
+        name = next((t.name for t in threading.enumerate() if t.ident == ident), "unknown")
+        lines.append(f"thread {name!r}:")
+        lines += [line.rstrip() for line in _stack_of_test(frame)]
+    lines.append(describe())
+    return "\n".join(line for line in lines if line)
 
 
 def _stack_of_test(frame: FrameType) -> list[str]:
