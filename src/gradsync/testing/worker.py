@@ -28,7 +28,13 @@ DUMP_SIGNAL = signal.SIGUSR2
 ANSWERING_THREAD = "gradsync test kit"
 
 _PR_SET_PDEATHSIG = 1
-_THIS_FILE = "gradsync/testing/worker.py"
+# What stands between a process and the test that it runs.
+_MACHINERY = (
+    "_pytest/python.py",
+    "gradsync/testing/worker.py",
+    "gradsync/testing/case_rank.py",
+    "gradsync/testing/cases.py",
+)
 
 
 def main(tasks: Connection, questions: Connection, dump_path: str) -> None:
@@ -133,9 +139,7 @@ def _where(describe: Callable[[], str]) -> str:
 def _stack_of_test(frame: FrameType) -> list[str]:
     """Return a stack without the machinery that called the test."""
     frames = traceback.extract_stack(frame)
-    callers = [
-        at for at, f in enumerate(frames) if f.filename.endswith(("_pytest/python.py", _THIS_FILE))
-    ]
+    callers = [at for at, f in enumerate(frames) if f.filename.endswith(_MACHINERY)]
     return traceback.format_list(frames[callers[-1] + 1 :] if callers else frames)
 
 
