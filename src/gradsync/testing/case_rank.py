@@ -26,6 +26,10 @@ from gradsync.launch.verdict import follows_from_another
 from gradsync.testing.skips import SkipExit, skip_reason_of
 from gradsync.testing.worker import standing_by
 
+# Ranks seed it, and are forked from a process that has imported this module.
+with contextlib.suppress(ImportError):
+    importlib.import_module("numpy.random")
+
 # unittest and this kit leave frames of such modules out of tracebacks.
 __unittest = True
 
