@@ -201,8 +201,10 @@ def _staircase(rank: int, size: int, sparse_dims: int, dense_dims: int) -> torch
     indices = torch.zeros(sparse_dims, rank + 1, dtype=torch.int64)
     indices[0] = torch.arange(rank + 1)
     dense = [2] * dense_dims
+    values = torch.ones([rank + 1, *dense])
+    # Left open, torch warns that nothing is checked.
     return torch.sparse_coo_tensor(
-        indices, torch.ones([rank + 1, *dense]), [size] * sparse_dims + dense
+        indices, values, [size] * sparse_dims + dense, check_invariants=True
     )
 
 
