@@ -17,7 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from gradsync.base.deadline import Deadline
 from gradsync.stores.unix import UnixStore
@@ -33,9 +35,14 @@ from gradsync.testing.messages import (
     Stuck,
 )
 
-__all__ = ["RankPool", "shared_pool"]
+__all__ = ["RankPool", "RankProcess", "shared_pool"]
 
-_PRELOAD = ["gradsync.testing.worker", "gradsync.testing.remote"]
+_PRELOAD = [
+    "gradsync.testing.worker",
+    "gradsync.testing.remote",
+    "gradsync.testing.cases",
+    "gradsync.testing.continuous",
+]
 
 # How long the other ranks may go on when one has failed or died: they are released at once, so this
 # is for their reports only.
@@ -46,17 +53,32 @@ Task = ItemTask | CallTask
 
 
 class RankProcess:
-    """A rank's process as the controller sees it."""
+    """A rank's process as the controller sees it: running ``target(tasks, questions, path, ...)``.
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("forkserver")
+    The second argument answers where the rank stands (``standing_by``), the third is the file that
+    its stacks go to when it cannot. With ``fresh`` it is a new interpreter, which takes seconds.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., None] = main,
+        args: tuple[Any, ...] = (),
+        *,
+        name: str | None = None,
+        fresh: bool = False,
+    ) -> None:
+        context: Any = multiprocessing.get_context("spawn" if fresh else "forkserver")
         context.set_forkserver_preload(_PRELOAD)
+        self.tasks: connection.Connection
+        self.questions: connection.Connection
         self.tasks, tasks = context.Pipe()
         self.questions, questions = context.Pipe()
-        handle, name = tempfile.mkstemp(prefix="gradsync-stack-")
+        handle, path = tempfile.mkstemp(prefix="gradsync-stack-")
         os.close(handle)
-        self._dump = Path(name)
-        self.process = context.Process(target=main, args=(tasks, questions, name))
+        self._dump = Path(path)
+        self.process: BaseProcess = context.Process(
+            target=target, args=(tasks, questions, path, *args), name=name
+        )
         self.process.start()
         tasks.close()
         questions.close()

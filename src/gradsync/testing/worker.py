@@ -6,6 +6,7 @@ thread beside the test answers when the controller asks where the rank stands.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -14,6 +15,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from types import FrameType
 
@@ -22,28 +24,43 @@ from gradsync.testing.entry import DUMP_SIGNAL
 from gradsync.testing.messages import CallTask, Finished, ItemTask
 from gradsync.testing.rank import ActiveRank
 
-__all__ = ["ANSWERING_THREAD", "run"]
+__all__ = ["ANSWERING_THREAD", "run", "standing_by"]
 
 ANSWERING_THREAD = "gradsync test kit"
 
 _PR_SET_PDEATHSIG = 1
-_THIS_FILE = "gradsync/testing/worker.py"
+# What stands between a process and the test that it runs.
+_MACHINERY = (
+    "_pytest/python.py",
+    "gradsync/testing/worker.py",
+    "gradsync/testing/case_rank.py",
+    "gradsync/testing/cases.py",
+)
 
 
 def run(tasks: Connection, questions: Connection, dump_path: str) -> None:
     """Run tasks until the controller hangs up."""
+    worker = _Worker(tasks)
+    with standing_by(questions, dump_path, worker.describe):
+        worker.run()
+
+
+@contextlib.contextmanager
+def standing_by(
+    questions: Connection, dump_path: str, describe: Callable[[], str]
+) -> Iterator[None]:
+    """Be a rank that ends with its controller and says where it stands whenever that one asks."""
     # The server that forked us ends with the controller, and we with the server.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
-    worker = _Worker(tasks)
     # For a rank that holds the interpreter lock and cannot answer: written by the signal handler.
     with open(dump_path, "w") as dump:
         faulthandler.register(DUMP_SIGNAL, dump, all_threads=True)
         answering = threading.Thread(
-            target=worker.answer, args=(questions,), name=ANSWERING_THREAD, daemon=True
+            target=_answer, args=(questions, describe), name=ANSWERING_THREAD, daemon=True
         )
         answering.start()
-        worker.run()
+        yield
 
 
 class _Worker:
@@ -90,39 +107,40 @@ class _Worker:
             active.close_group()
             self._active = None
 
-    def answer(self, questions: Connection) -> None:
-        """Tell the controller where this rank stands, as often as it asks."""
-        while True:
-            try:
-                questions.recv()
-                questions.send(self._where())
-            except (EOFError, OSError):
-                return
-
-    def _where(self) -> str:
-        main_thread = threading.main_thread().ident
-        mine = threading.get_ident()
-        lines = []
-        for ident, frame in sorted(
-            sys._current_frames().items(), key=lambda item: item[0] != main_thread
-        ):
-            if ident == mine:
-                continue
-            name = next((t.name for t in threading.enumerate() if t.ident == ident), "unknown")
-            lines.append(f"thread {name!r}:")
-            lines += [line.rstrip() for line in _stack_of_test(frame)]
+    def describe(self) -> str:
+        """Return what the test of the moment is doing."""
         active = self._active
-        if active is not None:
-            lines.append(active.describe())
-        return f"pid {os.getpid()}\n" + "\n".join(lines)
+        return "" if active is None else active.describe()
+
+
+def _answer(questions: Connection, describe: Callable[[], str]) -> None:
+    """Tell the controller where this rank stands, as often as it asks."""
+    while True:
+        try:
+            questions.recv()
+            questions.send(_where(describe))
+        except (EOFError, OSError):
+            return
+
+
+def _where(describe: Callable[[], str]) -> str:
+    main = threading.main_thread().ident
+    mine = threading.get_ident()
+    lines = [f"pid {os.getpid()}"]
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        if ident == mine:
+            continue
+        name = next((t.name for t in threading.enumerate() if t.ident == ident), "unknown")
+        lines.append(f"thread {name!r}:")
+        lines += [line.rstrip() for line in _stack_of_test(frame)]
+    lines.append(describe())
+    return "\n".join(line for line in lines if line)
 
 
 def _stack_of_test(frame: FrameType) -> list[str]:
     """Return a stack without the machinery that called the test."""
     frames = traceback.extract_stack(frame)
-    callers = [
-        at for at, f in enumerate(frames) if f.filename.endswith(("_pytest/python.py", _THIS_FILE))
-    ]
+    callers = [at for at, f in enumerate(frames) if f.filename.endswith(_MACHINERY)]
     return traceback.format_list(frames[callers[-1] + 1 :] if callers else frames)
 
 
