@@ -263,7 +263,7 @@ def test_death_is_reported_with_its_status(run):
     [
         ("environment", "environment: LEFT_BEHIND='yes'"),
         ("thread", "thread: 'sleepy'"),
-        ("process", r"process: pid \d+ \(sleep\)"),
+        ("process", r"process: pid \d+ \((sleep|python3?)\)"),
         ("memory", r"shared memory: /dev/shm/left-by-a-test-\d+"),
         ("socket", "socket: socket:"),
         ("threads", r"torch threads: \d became \d"),

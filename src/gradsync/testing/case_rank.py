@@ -115,14 +115,14 @@ class Start:
     cwd: str
 
 
-def main(pipe: Connection, questions: Connection, dump_path: str, start: Start) -> None:
+def main(pipe: Connection, questions: Connection, stacks: Connection, start: Start) -> None:
     """Be a rank of a test class."""
     os.environ.clear()
     os.environ.update(start.env)
     os.chdir(start.cwd)
     _redirect(start.output)
     faulthandler.enable()
-    with standing_by(questions, dump_path, describe_groups):
+    with standing_by(questions, stacks, describe_groups):
         torch.set_num_threads(max(1, _native.usable_cores() // start.world_size))
         getattr(start.address.load(), start.method)(*start.args, pipe)
 

@@ -10,8 +10,8 @@ __all__ = ["DUMP_SIGNAL", "main"]
 DUMP_SIGNAL = signal.SIGUSR2
 
 
-def main(tasks: Connection, questions: Connection, dump_path: str) -> None:
+def main(tasks: Connection, questions: Connection, stacks: Connection) -> None:
     """Run the tasks of a rank; the server that forks ranks has imported the worker already."""
     from gradsync.testing.worker import run
 
-    run(tasks, questions, dump_path)
+    run(tasks, questions, stacks)

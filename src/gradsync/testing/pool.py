@@ -13,12 +13,9 @@ import multiprocessing
 import os
 import secrets
 import signal
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from gradsync.base.deadline import Deadline
@@ -53,10 +50,10 @@ Task = ItemTask | CallTask
 
 
 class RankProcess:
-    """A rank's process as the controller sees it: running ``target(tasks, questions, path, ...)``.
+    """A rank's process as the controller sees it: ``target(tasks, questions, stacks, ...)``.
 
-    The second argument answers where the rank stands (``standing_by``), the third is the file that
-    its stacks go to when it cannot. With ``fresh`` it is a new interpreter, which takes seconds.
+    The second argument answers where the rank stands (``standing_by``), the third takes its stacks
+    when it cannot. With ``fresh`` it is a new interpreter, which takes seconds.
     """
 
     def __init__(
@@ -73,15 +70,14 @@ class RankProcess:
         self.questions: connection.Connection
         self.tasks, tasks = context.Pipe()
         self.questions, questions = context.Pipe()
-        handle, path = tempfile.mkstemp(prefix="gradsync-stack-")
-        os.close(handle)
-        self._dump = Path(path)
+        self._stacks, stacks = context.Pipe(duplex=False)
         self.process: BaseProcess = context.Process(
-            target=target, args=(tasks, questions, path, *args), name=name
+            target=target, args=(tasks, questions, stacks, *args), name=name
         )
         self.process.start()
         tasks.close()
         questions.close()
+        stacks.close()
 
     @property
     def pid(self) -> int:
@@ -94,16 +90,21 @@ class RankProcess:
             self.questions.send("where?")
             if self.questions.poll(_ANSWER_S):
                 return str(self.questions.recv())
+        stacks = b""
         with contextlib.suppress(OSError):
             os.kill(self.pid, DUMP_SIGNAL)
-            time.sleep(0.2)
-        stacks = self._dump.read_text()
-        return f"pid {self.pid} does not answer\n{stacks or '(and its stacks cannot be had)'}"
+            while self._stacks.poll(0.2):
+                part = os.read(self._stacks.fileno(), 65536)
+                if not part:
+                    break
+                stacks += part
+        text = stacks.decode("utf-8", "replace") or "(and its stacks cannot be had)"
+        return f"pid {self.pid} does not answer\n{text}"
 
     def hang_up(self) -> None:
         """Let the rank know that there are no more tasks."""
-        self.tasks.close()
-        self.questions.close()
+        for line in (self.tasks, self.questions, self._stacks):
+            line.close()
 
     def end(self, *, politely: bool) -> int:
         """End the process and return its exit code."""
@@ -115,7 +116,6 @@ class RankProcess:
                 os.kill(self.pid, signal.SIGCONT)
             self.process.kill()
             self.process.join(5)
-        self._dump.unlink(missing_ok=True)
         code = self.process.exitcode
         return 0 if code is None else code
 

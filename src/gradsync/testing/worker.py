@@ -38,29 +38,28 @@ _MACHINERY = (
 )
 
 
-def run(tasks: Connection, questions: Connection, dump_path: str) -> None:
+def run(tasks: Connection, questions: Connection, stacks: Connection) -> None:
     """Run tasks until the controller hangs up."""
     worker = _Worker(tasks)
-    with standing_by(questions, dump_path, worker.describe):
+    with standing_by(questions, stacks, worker.describe):
         worker.run()
 
 
 @contextlib.contextmanager
 def standing_by(
-    questions: Connection, dump_path: str, describe: Callable[[], str]
+    questions: Connection, stacks: Connection, describe: Callable[[], str]
 ) -> Iterator[None]:
     """Be a rank that ends with its controller and says where it stands whenever that one asks."""
     # The server that forked us ends with the controller, and we with the server.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
     # For a rank that holds the interpreter lock and cannot answer: written by the signal handler.
-    with open(dump_path, "w") as dump:
-        faulthandler.register(DUMP_SIGNAL, dump, all_threads=True)
-        answering = threading.Thread(
-            target=_answer, args=(questions, describe), name=ANSWERING_THREAD, daemon=True
-        )
-        answering.start()
-        yield
+    faulthandler.register(DUMP_SIGNAL, stacks.fileno(), all_threads=True)
+    answering = threading.Thread(
+        target=_answer, args=(questions, describe), name=ANSWERING_THREAD, daemon=True
+    )
+    answering.start()
+    yield
 
 
 class _Worker:
