@@ -55,6 +55,7 @@ native-aarch64: .venv/.deps
 bench: install
 	mkdir -p build/bench
 	$(BIN)/python benchmarks/stores.py --out build/bench/stores.json
+	$(BIN)/python benchmarks/testkit.py --out build/bench/testkit.json
 
 format: install
 	$(BIN)/ruff check --fix .
