@@ -21,6 +21,17 @@ MEET = """
 """
 
 
+FORM = """
+    import gradsync as dist
+    try:
+        dist.init_process_group(
+            init_method="tcp://10.213.7.1:{port}", rank={rank}, world_size=2, timeout={limit}
+        )
+    except dist.BackendUnavailable as error:
+        print(error, flush=True)
+"""
+
+
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
@@ -46,10 +57,10 @@ def hosts() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "delete", name], check=False)
 
 
-def start_pair(start, hosts, port: int, limit: float, tokens: tuple[str, str]):
+def start_pair(start, hosts, port: int, limit: float, tokens: tuple[str, str], code: str = MEET):
     return [
         start(
-            MEET.format(port=port, rank=rank, limit=limit),
+            code.format(port=port, rank=rank, limit=limit),
             prefix=("ip", "netns", "exec", hosts[rank]),
             **({"GRADSYNC_TOKEN": tokens[rank]} if tokens[rank] else {}),
         )
@@ -80,3 +91,12 @@ def test_wrong_token_is_turned_away(start, hosts):
     assert "only 1 of 2 ranks came" in errors[0]
     assert "RendezvousError" in errors[1]
     assert "token" in errors[1]
+
+
+def test_hosts_that_share_a_kernel_but_no_memory_are_told_apart(start, hosts):
+    """Both have one boot id and one host name: only trying shows that memory cannot be shared."""
+    pair = start_pair(start, hosts, 29520, 20, ("secret-1", "secret-1"), FORM)
+    for process in pair:
+        output, errors = process.communicate(timeout=30)
+        assert "these cannot: ranks 0 on " in output, errors
+        assert "; ranks 1 on " in output

@@ -25,6 +25,9 @@ STAGING_BYTES = 1 << 20
 second-level cache; larger ones gained nothing at 25 MB."""
 
 
+_TO_PART_S = 5.0
+
+
 class ShmBackend:
     """Runs calls on a native session, in the caller's own thread."""
 
@@ -83,6 +86,8 @@ def share_memory(bootstrap: Bootstrap) -> _native.Session:
     leaders = [int(text) for text in store.multi_get([f"leader/{r}" for r in range(size)])]
     groups = islands(evidence, dict(enumerate(leaders)))
     if len(groups) > 1:
+        # Rank 0 may serve the store: nobody goes before everybody knows.
+        store.barrier("islands", size, min(bootstrap.timeout_s, _TO_PART_S))
         raise BackendUnavailable(_explain(groups, evidence))
     try:
         if link is None:

@@ -39,9 +39,8 @@ def run_item(
     if failed:
         error = failed[0].error
         assert error is not None
-        error.add_note(f"shown: rank {failed[0].rank}. " + "; ".join(lines)) if hasattr(
-            error, "add_note"
-        ) else None
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"shown: rank {failed[0].rank}. " + "; ".join(lines))
         raise error
     if stuck:
         blocks = []
