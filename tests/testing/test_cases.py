@@ -21,7 +21,8 @@ def _nothing_is_left_behind(tmp_path):
 
 @pytest.fixture
 def short_timeout():
-    with mock.patch.dict(TIMEOUT_OVERRIDE, {"test_hangs": 1.0}):
+    names = ("test_hangs", "test_hangs_with_the_interpreter_lock")
+    with mock.patch.dict(TIMEOUT_OVERRIDE, dict.fromkeys(names, 1.0)):
         yield
 
 
@@ -83,6 +84,13 @@ def test_end_of_any_rank_counts(name, expected):
     assert expected in failure(examples.Processes, name)
 
 
+def test_every_wrong_end_is_named():
+    report = failure(examples.Processes, "test_wrong_codes_everywhere")
+    assert "failed on 2 of 2 ranks" in report
+    assert "rank 0: exit code 3, expected" in report
+    assert "rank 1: exit code 4, expected" in report
+
+
 def test_crash_shows_where():
     report = failure(examples.Processes, "test_segfault")
     assert "Fatal Python error: Segmentation fault" in report
@@ -116,6 +124,13 @@ def test_hang_shows_the_stacks_of_all_ranks():
     assert "rank 1: timed out after 1 seconds" in report
     assert "in sit_and_wait" in report
     assert "in form_group" in report
+
+
+@pytest.mark.usefixtures("short_timeout")
+def test_hang_shows_the_stack_of_a_rank_that_cannot_answer():
+    report = failure(examples.Processes, "test_hangs_with_the_interpreter_lock")
+    assert "does not answer" in report
+    assert "in test_hangs_with_the_interpreter_lock" in report
 
 
 def test_output_is_passed_on_with_the_rank(capsys):

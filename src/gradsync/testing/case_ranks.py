@@ -84,7 +84,7 @@ class CaseRanks:
                     continue
                 if self._listen(rank, endings[at], until_exit):
                     del pending[at]
-                    if limit is deadline and is_bad(endings[at]):
+                    if is_bad(endings[at]) and limit is deadline:
                         limit = Deadline(min(_AFTERMATH_S, deadline.remaining()))
         late = limit is deadline
         for at, rank in pending.items():
