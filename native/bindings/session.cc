@@ -15,12 +15,6 @@ namespace nb = nanobind;
 namespace gradsync {
 namespace {
 
-// Ctrl-C must end a wait: Python runs its handlers only when asked, with the GIL held.
-bool python_wants_to_stop() {
-  const nb::gil_scoped_acquire acquired;
-  return PyErr_CheckSignals() != 0;
-}
-
 template <typename Call>
 void run(Call call) {
   Status status;
@@ -56,7 +50,6 @@ class LobbyHandle {
       return Session::host(std::move(lobby_), pids, staging_bytes, Deadline::after(timeout_s),
                            session);
     });
-    session->set_interrupt_check(python_wants_to_stop);
     return session;
   }
 
@@ -80,7 +73,6 @@ class Link {
       return Session::join(std::move(socket_), key, rank, ranks, Deadline::after(timeout_s),
                            session);
     });
-    session->set_interrupt_check(python_wants_to_stop);
     return session;
   }
 
@@ -92,10 +84,7 @@ nb::list local_sessions(int ranks, std::size_t staging_bytes) {
   std::vector<std::unique_ptr<Session>> sessions;
   raise_if_failed(Session::local(ranks, staging_bytes, sessions));
   nb::list all;
-  for (auto& session : sessions) {
-    session->set_interrupt_check(python_wants_to_stop);
-    all.append(nb::cast(std::move(session)));
-  }
+  for (auto& session : sessions) all.append(nb::cast(std::move(session)));
   return all;
 }
 

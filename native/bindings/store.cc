@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "common/interrupt.h"
 #include "store/client.h"
-#include "store/interrupt.h"
 #include "store/server.h"
 
 namespace nb = nanobind;
@@ -279,7 +279,7 @@ void bind_queues(nb::class_<Client>& type) {
 }  // namespace
 
 void bind_store(nb::module_& module) {
-  store::interrupt_hook = check_signals;
+  interrupt_hook = check_signals;
   bind_server(module);
   nb::class_<Client> type(module, "StoreClient",
                           "A connection to a store's server. Every last argument is the longest "

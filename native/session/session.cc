@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 namespace gradsync {
@@ -133,6 +134,16 @@ Status Session::run(Call call) {
   Status status = team_.check_aborted();
   if (status.ok()) status = call();
   if (!status.ok() && status.code != Code::invalid) broken_ = status;
+  // Whoever gives up must not let a rank that comes later believe that all were there. (A lost peer
+  // or a mismatch is seen by every rank on its own.)
+  if (status.code == Code::timeout || status.code == Code::interrupted) {
+    std::ostringstream why;
+    why << "rank " << rank() << " gave up on call #" << sequence() << ": " << status.message;
+    for (const int peer : status.ranks)
+      why << (peer == status.ranks[0] ? " (missing: " : ", ") << peer;
+    if (!status.ranks.empty()) why << ")";
+    team_.abort(why.str(), true);
+  }
   return status;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -40,10 +39,6 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  void set_interrupt_check(std::function<bool()> check) {
-    team_.set_interrupt_check(std::move(check));
-  }
-
   int rank() const { return team_.rank(); }
   int size() const { return team_.size(); }
   std::uint64_t sequence() const { return team_.sequence(); }
@@ -72,7 +67,7 @@ class Session {
   std::shared_ptr<Segment> segment_;
   Team team_;
   Staging staging_;
-  std::uint32_t opened_in_ = fork_generation();
+  std::uint64_t opened_in_ = fork_generation();
   std::mutex one_call_;
   Status broken_;
 };

@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <cstring>
 
-#include "store/fork_guard.h"
-#include "store/interrupt.h"
+#include "common/fork.h"
+#include "common/interrupt.h"
 #include "store/patience.h"
 
 namespace gradsync::store {

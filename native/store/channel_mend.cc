@@ -33,7 +33,7 @@ void Channel::recover(const Deadline& guard) {
   const Status status = reconnect(Deadline::after(std::min(reconnect_timeout_s, left_s)));
   if (status.ok() || (status.code == Code::timeout && guard.expired())) return;
   // What may pass, or was interrupted, is tried again by the next call.
-  const bool for_good = status.code != Code::timeout && status.code != Code::aborted;
+  const bool for_good = status.code != Code::timeout && status.code != Code::interrupted;
   fail_all(status, for_good);
 }
 

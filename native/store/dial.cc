@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "store/interrupt.h"
+#include "common/interrupt.h"
 
 namespace gradsync::store {
 namespace {
@@ -25,7 +25,7 @@ Attempt failed(Attempt::Result result, Code code, std::string message) {
 
 // An error of the connection while shaking hands may pass; the user's interrupt does not.
 Attempt broken(const Status& status) {
-  const bool is_final = status.code == Code::aborted;
+  const bool is_final = status.code == Code::interrupted;
   return {is_final ? Attempt::hopeless : Attempt::failed, status};
 }
 

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "store/fork_guard.h"
+#include "common/fork.h"
 #include "store/server_loop.h"
 
 namespace gradsync::store {

@@ -16,8 +16,8 @@
 #include <memory>
 #include <vector>
 
-#include "store/fork_guard.h"
-#include "store/interrupt.h"
+#include "common/fork.h"
+#include "common/interrupt.h"
 
 namespace gradsync::store {
 namespace {

@@ -77,6 +77,7 @@ struct alignas(cache_line) Header {
   // move `aborting` from 0, before `aborted` is set.
   std::atomic<std::uint32_t> aborting{0};
   std::atomic<std::uint32_t> aborted{0};
+  bool gave_up = false;  // the aborter ran out of time; written like `reason`
   std::array<char, 1024> reason{};
 };
 

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "common/cgroup.h"
+#include "common/interrupt.h"
 #include "sync/futex.h"
 #include "sync/pause.h"
 
@@ -90,13 +91,14 @@ void Team::leave(const std::string& note) {
   futex_wake_all(mine.progress);
 }
 
-void Team::abort(const std::string& reason) {
+void Team::abort(const std::string& reason, bool gave_up) {
   std::uint32_t nobody = 0;
   if (!header_->aborting.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank_) + 1,
                                                  std::memory_order_acq_rel)) {
     return;  // somebody was first, and the first reason is the one that counts
   }
   copy_text(header_->reason, reason);
+  header_->gave_up = gave_up;
   header_->aborted.store(static_cast<std::uint32_t>(rank_) + 1, std::memory_order_release);
   for (int peer = 0; peer < size_; ++peer) futex_wake_all(slot(peer).progress);
 }
@@ -164,9 +166,7 @@ Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline) {
     if (has_reached(peer, step)) return Status::success();
     if (!status.ok()) return status;
     if (deadline.expired()) return timed_out(step);
-    if (interrupt_check_ && interrupt_check_()) {
-      return Status::error(Code::interrupted, "interrupted while waiting", {peer});
-    }
+    if (interrupted()) return interrupted_status();
     theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = theirs.progress.load(std::memory_order_seq_cst);
     if (!reached(seen, step)) {
@@ -185,7 +185,12 @@ Status Team::check_aborted() const {
 
 Status Team::health(std::uint64_t step) const {
   Status status = check_aborted();
-  if (!status.ok()) return status;
+  if (!status.ok()) {
+    // Somebody who waits with us lost patience first: we wait for the same ranks, so say who they
+    // are.
+    Status late = timed_out(step);
+    return header_->gave_up && !late.ranks.empty() ? late : status;
+  }
   // Only ranks that still owe this step matter: the others may have gone home rightly.
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;

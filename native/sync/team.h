@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,9 +40,6 @@ class Team {
 
   static void format(std::byte* memory, int ranks, std::size_t staging_bytes);
 
-  // Called now and then by a rank that sleeps; returning true ends the wait with `interrupted`.
-  void set_interrupt_check(std::function<bool()> check) { interrupt_check_ = std::move(check); }
-
   int rank() const { return rank_; }
   int size() const { return size_; }
   std::byte* staging(int rank) const;
@@ -54,7 +50,7 @@ class Team {
   // Says goodbye; an empty note means that all is well.
   void leave(const std::string& note);
   // Makes every present wait and every later call of every rank fail.
-  void abort(const std::string& reason);
+  void abort(const std::string& reason, bool gave_up = false);
   // Says whether somebody has, who and why.
   Status check_aborted() const;
 
@@ -96,7 +92,6 @@ class Team {
   std::uint64_t sequence_ = 0;
   Patience patience_;
   Liveness liveness_;
-  std::function<bool()> interrupt_check_;
 };
 
 }  // namespace gradsync

@@ -10,28 +10,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from gradsync import errors
+
 __version__ = "0.1.0"
 
 _HOMES = {
     "base.dtypes": ("ReduceOp",),
-    "errors": (
-        "AbortedError",
-        "BackendUnavailable",
-        "CollectiveTimeout",
-        "DistBackendError",
-        "DistError",
-        "DistNetworkError",
-        "DistStoreError",
-        "InternalError",
-        "MismatchError",
-        "PeerLostError",
-        "QueueEmptyError",
-        "RankFailedError",
-        "RendezvousError",
-        "StoreConnectionError",
-        "StoreTimeout",
-        "UsageError",
-    ),
+    "errors": tuple(errors.__all__),
     "group.collectives": ("all_reduce", "barrier", "broadcast"),
     "group.group": ("ProcessGroup",),
     "launch.spawn": ("spawn",),

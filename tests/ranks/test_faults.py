@@ -1,78 +1,63 @@
 """What the others see when one rank dies, raises, leaves, is late or does something else."""
 
 import os
-import signal
+import subprocess
+import sys
 import time
 
 import pytest
 import torch
 
 import gradsync as dist
+from gradsync.testing import faults
+
+LOST = r"rank 1 on .* is gone \(pid \d+: "
 
 
-def expect_lost(rank: int, how: str, expected: str) -> None:
-    dist.init_process_group(timeout=30)
-    dist.barrier()
-    if rank == 1:
-        if how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if how == "exit":
-            os._exit(3)
-        if how == "leave":
-            dist.destroy_process_group()
-            return
-    start = time.monotonic()
-    with pytest.raises(dist.PeerLostError, match=expected) as caught:
-        dist.all_reduce(torch.ones(10))
-    assert time.monotonic() - start < 5
+def expect_lost(match: str) -> None:
+    def reduce_on() -> None:
+        for _ in range(5):
+            dist.all_reduce(torch.ones(10))
+
+    with pytest.raises(dist.PeerLostError, match=match) as caught:
+        reduce_on()
     assert caught.value.ranks == (1,)
     assert caught.value.op == "all_reduce"
     # The group is broken, and says so at once.
     with pytest.raises(dist.PeerLostError):
         dist.barrier()
-    os._exit(42)  # tells the parent that everything above was as expected
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ("kill", r"rank 1 on .* is gone \(pid \d+: its process is gone: killed by signal 9"),
-        ("exit", r"rank 1 on .* is gone \(pid \d+: its process is gone: exited with code 3"),
-        (
-            "leave",
-            r"rank 1 on .* is gone \(pid \d+: left the group before this call; last call: #1",
-        ),
-    ],
-)
-def test_lost_rank_is_named_with_its_end(how, expected):
-    context = dist.spawn(expect_lost, (how, expected), nprocs=3, join=False)
-    assert context is not None
-    with pytest.raises(dist.RankFailedError):
-        context.join(grace_period=20)
-    codes = [process.exitcode for process in context.processes]
-    assert codes == [42, {"kill": -9, "exit": 3, "leave": 0}[how], 42]
+@pytest.mark.ranks(3, faults=[faults.kill(rank=1, at="all_reduce#3")])
+def test_killed_rank_is_named():
+    expect_lost(LOST + r"its process is gone: killed by signal 9 \(SIGKILL\); last call: #2")
 
 
-def raise_on_one(rank: int) -> None:
-    dist.init_process_group(timeout=30)
+@pytest.mark.ranks(3, faults=[faults.exit_(rank=1, at="all_reduce#1", code=3)])
+def test_rank_that_exits_is_named():
+    expect_lost(LOST + "its process is gone: exited with code 3; no call yet")
+
+
+@pytest.mark.ranks(3)
+def test_rank_that_leaves_is_named(rank):
+    dist.barrier()
     if rank == 1:
-        raise ValueError("bad batch 17")
-    with pytest.raises(dist.PeerLostError, match="bad batch 17"):
-        dist.barrier()
-    os._exit(42)
+        dist.destroy_process_group()
+        return
+    expect_lost(LOST + "left the group before this call; last call: #1")
 
 
-def test_traceback_of_a_rank_that_raises_reaches_the_others():
-    context = dist.spawn(raise_on_one, nprocs=2, join=False)
-    assert context is not None
-    with pytest.raises(dist.RankFailedError, match="bad batch 17") as caught:
-        context.join(grace_period=20)
-    assert caught.value.rank == 1
-    assert context.processes[0].exitcode == 42
+@pytest.mark.ranks(2, 4, faults=[faults.kill(rank=1, at="broadcast#1")])
+@pytest.mark.parametrize("count", [10, 1_000_000])
+def test_death_during_a_large_call_is_noticed_quickly(count):
+    start = time.monotonic()
+    with pytest.raises(dist.PeerLostError):
+        dist.broadcast(torch.ones(count), src=0)
+    assert time.monotonic() - start < 1
 
 
-def mismatch(rank: int) -> None:
-    dist.init_process_group(timeout=30)
+@pytest.mark.ranks(3)
+def test_mismatch_is_raised_on_every_rank_with_the_table(rank):
     tensor = torch.full((10 + (rank == 1),), float(rank))
     before = tensor.clone()
     with pytest.raises(dist.MismatchError) as caught:
@@ -82,31 +67,47 @@ def mismatch(rank: int) -> None:
     assert torch.equal(tensor, before)
 
 
-def test_mismatch_is_raised_on_every_rank_with_the_table():
-    dist.spawn(mismatch, nprocs=3)
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["dtype", "reduce", "op", "root"])
+def test_every_difference_is_a_mismatch(rank, kind):
+    odd = rank == 1
+    tensor = torch.ones(4, dtype=torch.float64 if odd and kind == "dtype" else torch.float32)
+    calls = {
+        "dtype": lambda: dist.all_reduce(tensor),
+        "reduce": lambda: dist.all_reduce(tensor, dist.ReduceOp(rank)),
+        "op": lambda: dist.barrier() if odd else dist.all_reduce(tensor),
+        "root": lambda: dist.broadcast(tensor, src=rank),
+    }
+    with pytest.raises(dist.MismatchError):
+        calls[kind]()
 
 
-def late(rank: int) -> None:
-    dist.init_process_group(timeout=30)
-    group = dist.group.world.default_group()
+@pytest.mark.ranks(3, faults=[faults.delay(rank=1, at="barrier#2", seconds=1.0)])
+def test_late_rank_is_named_at_the_deadline(rank, group):
     dist.barrier()
     if rank == 1:
-        time.sleep(1.5)
+        with pytest.raises(dist.AbortedError, match=r"gave up on call #2.*missing: 1"):
+            dist.barrier()
         return
-    with pytest.raises(
-        dist.CollectiveTimeout, match=r"timed out after 0.3 s.*Missing: rank 1"
-    ) as c:
+    with pytest.raises(dist.CollectiveTimeout) as caught:
         group.barrier(timeout=0.3)
-    assert isinstance(c.value, TimeoutError)
-    assert c.value.ranks == (1,)
+    assert caught.value.ranks == (1,)
+    assert isinstance(caught.value, TimeoutError)
+    text = str(caught.value)
+    assert "timed out after 0.3 s. Arrived: ranks 0, 2. Missing: rank 1 (pid" in text
+    assert "last call: #1 barrier()" in text
 
 
-def test_late_rank_is_named_at_the_deadline():
-    dist.spawn(late, nprocs=2)
+@pytest.mark.ranks(2, faults=[faults.stop(rank=1, at="all_reduce#2", seconds=0.3)])
+def test_stopped_rank_is_waited_for():
+    for _ in range(3):
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == 2
 
 
-def fork_beside(rank: int) -> None:
-    dist.init_process_group(timeout=30)
+@pytest.mark.ranks(2)
+def test_forked_child_gets_a_clear_error_and_harms_nobody():
     child = os.fork()
     if child == 0:
         try:
@@ -118,17 +119,76 @@ def fork_beside(rank: int) -> None:
     dist.barrier()  # the child's end was nobody's end
 
 
-def test_forked_child_gets_a_clear_error_and_harms_nobody():
-    dist.spawn(fork_beside, nprocs=2)
-
-
-def abort(rank: int) -> None:
-    dist.init_process_group(timeout=30)
+@pytest.mark.ranks(2)
+def test_abort_reaches_everyone_with_its_reason(rank, group):
     if rank == 0:
-        dist.group.world.default_group().abort("the disk is full")
+        group.abort("the disk is full")
     with pytest.raises(dist.AbortedError, match="rank 0 aborted the group: the disk is full"):
         dist.barrier()
 
 
-def test_abort_reaches_everyone_with_its_reason():
-    dist.spawn(abort, nprocs=2)
+def raise_on_one(rank: int) -> None:
+    dist.init_process_group(timeout=30)
+    if rank == 1:
+        raise ValueError("bad batch 17")
+    with pytest.raises(dist.PeerLostError, match="bad batch 17"):
+        dist.barrier()
+    os._exit(42)  # tells the parent that all was as expected
+
+
+def test_traceback_of_a_spawned_rank_reaches_the_others():
+    context = dist.spawn(raise_on_one, nprocs=2, join=False)
+    assert context is not None
+    with pytest.raises(dist.RankFailedError, match="bad batch 17") as caught:
+        context.join(grace_period=20)
+    assert caught.value.rank == 1
+    assert context.processes[0].exitcode == 42
+
+
+SCRIPT = """
+import sys
+import gradsync as dist
+dist.init_process_group()
+rank = dist.get_rank()
+dist.barrier()
+if rank == 1:
+    {act}
+try:
+    dist.barrier()
+except dist.PeerLostError as error:
+    print("lost:", error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        ("raise KeyError('the real cause')", "KeyError: 'the real cause'"),
+        ("sys.exit(0)", "left the group before this call"),
+    ],
+)
+def test_script_that_ends_early_tells_the_others_why(tmp_path, act, expected):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(act=act))
+    done = subprocess.run(
+        [sys.executable, "-m", "gradsync", "run", "-n", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert expected in done.stdout + done.stderr
+    assert "rank 1" in done.stdout
+
+
+def test_clean_script_prints_nothing(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import gradsync as d; d.init_process_group(); d.barrier()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "gradsync", "run", "-n", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,11 +1,17 @@
-"""Groups on real processes: the results of the collectives, and what a group's life looks like."""
+"""Groups on real ranks: the results of the collectives, and what a group's life looks like."""
 
 import os
+import signal
+import socket
+import threading
+import time
 
 import pytest
 import torch
+import torch.distributed as torch_dist
 
 import gradsync as dist
+from gradsync.testing.conformance import check_backend, check_group
 
 DTYPES = [
     torch.float64,
@@ -18,129 +24,195 @@ DTYPES = [
     torch.uint8,
 ]
 OPS = ["SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR"]
-SIZES = [0, 1, 17, 5000, 300_000]
 
 
-def sample(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 + rank)
-    return torch.randint(1, 5, (count,), generator=generator).to(dtype)
+@pytest.mark.ranks(1, 2, 3, 4, backend=["shm", "threads"])
+def test_group_conforms(group):
+    check_group(group)
 
 
-def compare_with_gloo(rank: int, size: int) -> None:
-    """The same inputs through gradsync and through Gloo; small integers add exactly in any type."""
-    import torch.distributed as torch_dist
+def test_backend_that_returns_nonsense_does_not_conform():
+    from gradsync.backends.threads import ThreadsBackend
+    from gradsync.backends.work import DoneWork
 
-    dist.init_process_group()
-    torch_dist.init_process_group("gloo", rank=rank, world_size=size)
+    class Lazy(ThreadsBackend):
+        def submit(self, call):
+            return DoneWork([call.buffer.owner])
+
+    with pytest.raises(AssertionError, match=r"fails (all_reduce|broadcast)_is_right"):
+        check_backend(Lazy.make, sizes=(2,))
+
+
+@pytest.mark.ranks(2, may_leave=["thread", "socket"])  # Gloo's own go when they like
+def test_all_reduce_gives_what_gloo_gives(rank, world_size, store):
+    """The same inputs through gradsync and through Gloo; small integers are exact in any type."""
+    from gradsync.stores import to_torch
+
+    torch_dist.init_process_group("gloo", store=to_torch(store), rank=rank, world_size=world_size)
     for dtype in DTYPES:
         for name in OPS:
             if name in ("BAND", "BOR", "BXOR") and dtype.is_floating_point:
                 continue
             if name == "AVG" and not dtype.is_floating_point:
                 continue
-            for count in SIZES:
-                ours, theirs = sample(rank, count, dtype), sample(rank, count, dtype)
+            for count in (0, 1, 17, 5000, 300_000):
+                generator = torch.Generator().manual_seed(100 + rank)
+                ours = torch.randint(1, 5, (count,), generator=generator).to(dtype)
+                theirs = ours.clone()
                 dist.all_reduce(ours, dist.ReduceOp[name])
                 torch_dist.all_reduce(theirs, getattr(torch_dist.ReduceOp, name))
                 assert torch.equal(ours, theirs), (dtype, name, count)
     torch_dist.destroy_process_group()
-    dist.destroy_process_group()
 
 
-def test_all_reduce_gives_what_gloo_gives():
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    try:
-        dist.spawn(compare_with_gloo, (2,), nprocs=2)
-    finally:
-        del os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+@pytest.mark.ranks(4)
+def test_sums_have_the_same_bits_on_every_rank_and_in_every_run(rank, world_size):
+    inputs = [
+        torch.randn(70_001, generator=torch.Generator().manual_seed(r)) for r in range(world_size)
+    ]
+    expected = inputs[0].clone()
+    for other in inputs[1:]:
+        expected += other  # in rank order
+    for count in (5, 3000, 70_001):
+        for _ in range(3):
+            tensor = inputs[rank][:count].clone()
+            dist.all_reduce(tensor)
+            assert torch.equal(tensor, expected[:count])
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def walk_through(rank: int, size: int) -> None:
-    dist.init_process_group()
-    assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
-    assert dist.get_backend() == "shm"
-
-    # Broadcast from every root, at sizes that take one chunk and many.
-    for root in range(size):
-        for count in SIZES:
-            tensor = torch.full((count,), float(rank))
-            dist.broadcast(tensor, src=root)
-            assert torch.equal(tensor, torch.full((count,), float(root)))
-
-    # A tensor with gaps: only its own elements take part.
-    base = torch.full((6, 4), float(rank + 1))
-    dist.all_reduce(base[:, 1])
-    total = size * (size + 1) / 2
-    assert torch.equal(base[:, 1], torch.full((6,), total))
-    assert torch.equal(base[:, 0], torch.full((6,), float(rank + 1)))
-
-    # Zero-dimensional, complex, bool; a leaf that wants gradients.
+@pytest.mark.ranks(2)
+def test_scalars_views_and_leaves(rank, world_size):
     scalar = torch.tensor(float(rank))
     dist.all_reduce(scalar, dist.ReduceOp.MAX)
-    assert scalar.item() == size - 1
-    number = torch.tensor([complex(rank, 1)])
-    dist.all_reduce(number)
-    assert number.item() == complex(sum(range(size)), size)
-    flag = torch.tensor([rank == 0, False])
-    dist.all_reduce(flag)
-    assert flag.tolist() == [True, False]
+    assert scalar.item() == world_size - 1
     leaf = torch.ones(3, requires_grad=True)
     dist.all_reduce(leaf)
-    assert leaf.tolist() == [float(size)] * 3
-
-    work = dist.all_reduce(torch.ones(2), async_op=True)
-    assert work is not None
-    assert work.wait()
-    assert work.is_success()
-    assert work.result()[0].tolist() == [float(size)] * 2
-    dist.barrier()
-
-    # Mistakes are found before anything is sent, so the group stays good.
-    with pytest.raises(dist.UsageError, match=r"no rank 7 in the group 'world' of \d ranks"):
+    assert leaf.tolist() == [float(world_size)] * 3
+    with pytest.raises(TypeError, match=r"needs a torch\.Tensor, got list"):
+        dist.all_reduce([1, 2])
+    with pytest.raises(dist.UsageError, match="dense CPU tensors"):
+        dist.all_reduce(torch.eye(2).to_sparse())
+    with pytest.raises(dist.UsageError, match=r"no rank 7 in the group 'world' of 2 ranks"):
         dist.broadcast(torch.ones(1), src=7)
     with pytest.raises(dist.UsageError, match="src or group_src"):
         dist.broadcast(torch.ones(1))
-    with pytest.raises(TypeError, match=r"needs a torch\.Tensor, got list"):
-        dist.all_reduce([1, 2])
-    with pytest.raises(dist.UsageError, match="not defined"):
-        dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND)
-    with pytest.raises(dist.UsageError, match="initialised already"):
-        dist.init_process_group()
+
+
+@pytest.mark.ranks(2)
+def test_hooks_see_every_call_and_cannot_stop_it(group, caplog):
     seen = []
-    handle = dist.group.world.default_group().hooks.add_before(
-        lambda call: seen.append(call.op.name)
-    )
+    handle = group.hooks.add_before(lambda call: seen.append(call.op.name))
+    group.hooks.add_after(lambda call: 1 / 0)
     dist.barrier()
     handle.remove()
     dist.barrier()
     assert seen == ["barrier"]
-    dist.destroy_process_group()
+    assert "raised on barrier and was removed" in caplog.text
 
-    # Again and again in the same processes, on the same store.
-    for _ in range(5):
-        dist.init_process_group()
+
+@pytest.mark.ranks(2, group=False)
+def test_initialise_again_and_again(rank, world_size, store):
+    for _ in range(20):
+        dist.init_process_group(store=store, rank=rank, world_size=world_size)
+        with pytest.raises(dist.UsageError, match="initialised already"):
+            dist.init_process_group()
         ones = torch.ones(1)
         dist.all_reduce(ones)
-        assert ones.item() == size
+        assert ones.item() == world_size
         dist.destroy_process_group()
     with pytest.raises(dist.UsageError, match="not initialised"):
         dist.barrier()
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_walk_through_the_life_of_a_group(size):
-    dist.spawn(walk_through, (size,), nprocs=size)
+@pytest.mark.ranks(2, group=False)
+def test_nothing_is_left_after_a_hundred_groups(rank, world_size, store):
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def mappings() -> int:
+        with open("/proc/self/maps") as file:
+            return sum("memfd:gradsync" in line for line in file)
+
+    before = descriptors(), mappings(), threading.active_count()
+    for _ in range(100):
+        dist.init_process_group(store=store, rank=rank, world_size=world_size)
+        dist.barrier()
+        dist.destroy_process_group()
+    assert (descriptors(), mappings(), threading.active_count()) == before
+
+
+@pytest.mark.ranks(2, group=False)
+def test_store_of_torch_is_taken(rank, world_size, store):
+    port = store.get("port") if rank else None
+    server = torch_dist.TCPStore(
+        "127.0.0.1", int(port or 0), is_master=rank == 0, wait_for_workers=False
+    )
+    store.set("port", str(server.port))
+    dist.init_process_group(store=server, rank=rank, world_size=world_size)
+    dist.barrier()
+    dist.destroy_process_group()
+    store.barrier("end", world_size)  # rank 0 serves, so it goes last
 
 
 def test_world_of_one_needs_nothing(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    walk_through(0, 1)
+    dist.init_process_group()
+    assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (0, 1, "shm")
+    check_group(dist.group.world.default_group())
+    dist.destroy_process_group()
+
+
+def test_unknown_backend_and_variable_are_refused(monkeypatch):
+    with pytest.raises(dist.BackendUnavailable, match="'gloo' is not available"):
+        dist.init_process_group("gloo")
+    monkeypatch.setenv("GRADSYNC_TOKN", "typo")
+    with pytest.raises(dist.UsageError, match="GRADSYNC_TOKN"):
+        dist.init_process_group()
+
+
+def ports_of(pid: int) -> list[str]:
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+        except OSError:
+            continue
+    listening = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/net/{table}") as file:
+            for line in list(file)[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                    listening.append(fields[1])
+    return listening
+
+
+@pytest.mark.ranks(2, group=False)
+def test_no_port_is_open_on_one_host(rank, world_size, store, monkeypatch):
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            store.set("port", str(probe.getsockname()[1]))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", store.get("port").decode())
+    dist.init_process_group("shm", init_method="env://")
+    assert ports_of(os.getpid()) == []
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.ranks(2)
+def test_ctrl_c_ends_a_wait(rank, group):
+    if rank == 1:
+        time.sleep(0.5)
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        group.barrier()
+    assert time.monotonic() - start < 0.4
+    timer.join()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

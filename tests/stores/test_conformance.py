@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from conformance import CHECKS, Check, Factory, Traits
 
 from gradsync.stores import FileStore, HashStore, PrefixStore, Store, from_torch
+from gradsync.stores.tcp import TCPStore
+from gradsync.stores.unix import UnixStore
+from gradsync.testing.conformance import StoreTraits, check_store, store_checks
 
 _numbers = itertools.count()
 
@@ -21,35 +22,31 @@ def _torch_tcp(_: Path) -> Store:
 
 
 def _own_tcp(_: Path) -> Store:
-    from gradsync.stores.tcp import TCPStore
-
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def _own_unix(_: Path) -> Store:
-    from gradsync.stores.unix import UnixStore
-
     return UnixStore(f"conformance-{next(_numbers)}", is_master=True)
 
 
-STORES: dict[str, tuple[Callable[[Path], Store], Traits]] = {
-    "hash": (lambda _: HashStore(), Traits()),
+STORES: dict[str, tuple[Callable[[Path], Store], StoreTraits]] = {
+    "hash": (lambda _: HashStore(), StoreTraits()),
     "file": (
         lambda folder: FileStore(folder / f"store{next(_numbers)}", world_size=1),
-        Traits(queues=False, one_pop_per_push=False, extended=False),
+        StoreTraits(queues=False, one_pop_per_push=False, extended=False),
     ),
     "torch-hash": (
         lambda _: from_torch(dist.HashStore()),
-        Traits(own_timeout_per_clone=False, wakes_on_every_write=False),
+        StoreTraits(own_timeout_per_clone=False, wakes_on_every_write=False),
     ),
     "torch-tcp": (
         _torch_tcp,
         # A woken popper of torch's that finds the value gone says "empty" instead of waiting on.
-        Traits(add_checks_value=False, clone_outlives=False, one_pop_per_push=False),
+        StoreTraits(add_checks_value=False, clone_outlives=False, one_pop_per_push=False),
     ),
     "torch-file": (
         lambda folder: from_torch(dist.FileStore(str(folder / f"store{next(_numbers)}"), 1)),
-        Traits(
+        StoreTraits(
             queues=False,
             one_pop_per_push=False,
             extended=False,
@@ -60,11 +57,10 @@ STORES: dict[str, tuple[Callable[[Path], Store], Traits]] = {
         ),
     ),
 }
-if importlib.util.find_spec("gradsync.stores.tcp"):
-    STORES |= {
-        "tcp": (_own_tcp, Traits(clone_outlives=False)),
-        "unix": (_own_unix, Traits(clone_outlives=False)),
-    }
+STORES |= {
+    "tcp": (_own_tcp, StoreTraits(clone_outlives=False)),
+    "unix": (_own_unix, StoreTraits(clone_outlives=False)),
+}
 
 STORES |= {
     f"prefix-{name}": (lambda folder, make=make: PrefixStore("pre", make(folder)), traits)
@@ -74,7 +70,7 @@ STORES |= {
 
 
 @pytest.fixture
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Factory:
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
     build, _ = STORES[request.param]
     return lambda: build(tmp_path)
 
@@ -84,13 +80,22 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Factory:
     [
         pytest.param(name, check, id=f"{name}-{check.__name__}")
         for name, (_, traits) in STORES.items()
-        for check, trait in CHECKS
-        if not trait or getattr(traits, trait)
+        for check in store_checks(traits)
     ],
     indirect=["make"],
 )
-def test_store_conforms(make: Factory, check: Check) -> None:
+def test_store_conforms(make: Callable[[], Store], check: Callable[..., None]) -> None:
     check(make)
+
+
+def test_check_store_says_which_check_a_bad_store_fails() -> None:
+    class Miscounting(HashStore):
+        def num_keys(self) -> int:
+            return super().num_keys() + 1
+
+    with pytest.raises(AssertionError, match=r"the store fails \w*keys"):
+        check_store(Miscounting)
+    check_store(HashStore)
 
 
 @pytest.mark.parametrize("operation", ["queue_push", "queue_pop", "queue_len"])

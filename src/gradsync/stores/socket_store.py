@@ -29,7 +29,7 @@ _CLASSES: dict[str, type[DistError]] = {
     "timeout": StoreTimeout,
     "connection": StoreConnectionError,
     "unauthenticated": StoreConnectionError,
-    "aborted": StoreConnectionError,
+    "interrupted": StoreConnectionError,
     "invalid": UsageError,
     "not_numeric": UsageError,
     "queue_empty": QueueEmptyError,

@@ -13,6 +13,7 @@ _HOMES = {
     "case_verdict": ("TEST_ERROR_EXIT_CODE",),
     "cases": ("DistributedTestBase", "MultiProcessTestCase"),
     "clock": ("VirtualClock",),
+    "conformance": ("StoreTraits", "check_backend", "check_group", "check_store", "store_checks"),
     "continuous": ("MultiProcContinuousTest",),
     "equality": ("TestCase",),
     "reference": (

@@ -8,6 +8,11 @@ from gradsync.testing.case_verdict import TEST_ERROR_EXIT_CODE as TEST_ERROR_EXI
 from gradsync.testing.cases import DistributedTestBase as DistributedTestBase
 from gradsync.testing.cases import MultiProcessTestCase as MultiProcessTestCase
 from gradsync.testing.clock import VirtualClock as VirtualClock
+from gradsync.testing.conformance import StoreTraits as StoreTraits
+from gradsync.testing.conformance import check_backend as check_backend
+from gradsync.testing.conformance import check_group as check_group
+from gradsync.testing.conformance import check_store as check_store
+from gradsync.testing.conformance import store_checks as store_checks
 from gradsync.testing.continuous import MultiProcContinuousTest as MultiProcContinuousTest
 from gradsync.testing.equality import TestCase as TestCase
 from gradsync.testing.reference import SaveForwardInputsModel as SaveForwardInputsModel

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["KINDS", "Picture", "differences", "take"]
+__all__ = ["KINDS", "RESET", "Picture", "differences", "take"]
 
 KINDS = (
     "process",
@@ -21,6 +21,9 @@ KINDS = (
     "seed",
 )
 """The names under which leaks are reported, and which ``may_leave=`` takes."""
+
+RESET = frozenset({"environment", "torch threads", "seed"})
+"""What every test sets anew when it begins, so that a rank may be used again."""
 
 # Variables that pytest itself changes as it goes.
 _NOT_OURS = {"PYTEST_CURRENT_TEST"}

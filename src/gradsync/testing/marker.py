@@ -10,6 +10,7 @@ import pytest
 
 from gradsync.errors import UsageError
 from gradsync.testing.faults import Fault
+from gradsync.testing.leaks import KINDS
 
 __all__ = ["Ranks", "backends_of", "ranks_of", "unavailable"]
 
@@ -44,13 +45,21 @@ class Ranks:
         backends = (backend,) if isinstance(backend, str) else tuple(backend)
         if marker.kwargs.get("threads"):
             backends = ("threads",)
+        faults = tuple(marker.kwargs.get("faults", ()))
+        for fault in faults:
+            if not isinstance(fault, Fault):
+                raise UsageError(f"faults takes what gradsync.testing.faults makes, got {fault!r}")
+        may_leave = tuple(marker.kwargs.get("may_leave", ()))
+        for kind in may_leave:
+            if kind not in KINDS:
+                raise UsageError(f"a test cannot leave {kind!r}, only {', '.join(KINDS)}")
         return cls(
             tuple(sizes),
             backends,
             marker.kwargs.get("timeout"),
-            tuple(marker.kwargs.get("faults", ())),
+            faults,
             marker.kwargs.get("group", True),
-            tuple(marker.kwargs.get("may_leave", ())),
+            may_leave,
         )
 
     def size(self, item: Any) -> int:

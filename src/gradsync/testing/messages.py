@@ -41,6 +41,8 @@ class ItemTask:
     path: str
     nodeid: str
     next_nodeid: str
+    coverage: dict[str, Any] | None = None
+    """Settings of coverage.py when the controller measures it."""
     debug: bool = False
     """Open a debugger when this rank fails."""
 
@@ -65,6 +67,8 @@ class Finished:
     traceback: str = ""
     follows: bool = False
     """Whether the failure is only a consequence of another rank's."""
+    dirty: bool = False
+    """Whether the test left something behind, so that the process must not be used again."""
 
 
 @dataclass(frozen=True)

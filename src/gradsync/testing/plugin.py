@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gradsync.stores.store import Store
     from gradsync.testing.pool import RankPool
 
+pytest.register_assert_rewrite("gradsync.testing.conformance")
+
 _POOL = pytest.StashKey["RankPool"]()
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -135,6 +137,7 @@ def _run_on_pool(
     )
     next_size = next_ranks.size(nextitem) if stays and next_ranks and nextitem else 0
     options = _options(item.config)
+    coverage = _coverage(item.config)
     debug_rank = _debug_rank(item.config)
     tasks = [
         ItemTask(
@@ -153,6 +156,7 @@ def _run_on_pool(
             str(item.path),
             item.nodeid,
             nextitem.nodeid if nextitem is not None and rank < next_size else "",
+            coverage,
             rank == debug_rank,
         )
         for rank in range(size)
@@ -166,6 +170,19 @@ def _options(config: pytest.Config) -> dict[str, Any]:
         name: value
         for name, value in vars(config.option).items()
         if name not in _CONTROLLERS and isinstance(value, _PLAIN)
+    }
+
+
+def _coverage(config: pytest.Config) -> dict[str, Any] | None:
+    """Return what coverage.py needs in a rank when pytest-cov measures this run."""
+    if not config.pluginmanager.hasplugin("_cov"):
+        return None
+    sources = [source for source in config.option.cov_source if isinstance(source, str) and source]
+    return {
+        "source": sources or None,
+        "branch": config.option.cov_branch or None,
+        "config_file": config.option.cov_config or True,
+        "data_suffix": True,  # a file of its own, which pytest-cov finds and combines
     }
 
 

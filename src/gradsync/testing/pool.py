@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import multiprocessing
 import os
 import secrets
@@ -22,6 +23,7 @@ from typing import Any
 
 from gradsync.base.deadline import Deadline
 from gradsync.stores.unix import UnixStore
+from gradsync.testing.entry import DUMP_SIGNAL, main
 from gradsync.testing.faults import Fault
 from gradsync.testing.messages import (
     CallTask,
@@ -32,7 +34,6 @@ from gradsync.testing.messages import (
     RankContext,
     Stuck,
 )
-from gradsync.testing.worker import DUMP_SIGNAL, main
 
 __all__ = ["RankPool", "RankProcess", "shared_pool"]
 
@@ -99,10 +100,14 @@ class RankProcess:
         stacks = self._dump.read_text()
         return f"pid {self.pid} does not answer\n{stacks or '(and its stacks cannot be had)'}"
 
-    def end(self, *, politely: bool) -> int:
-        """End the process and return its exit code."""
+    def hang_up(self) -> None:
+        """Let the rank know that there are no more tasks."""
         self.tasks.close()
         self.questions.close()
+
+    def end(self, *, politely: bool) -> int:
+        """End the process and return its exit code."""
+        self.hang_up()
         if politely:
             self.process.join(5)
         if self.process.exitcode is None:
@@ -166,7 +171,7 @@ class RankPool:
             with contextlib.suppress(OSError):
                 rank.tasks.send(task)
         outcomes = self._gather(ranks, tasks, Deadline(timeout_s))
-        if not all(isinstance(outcome, Finished) for outcome in outcomes):
+        if not all(isinstance(outcome, Finished) and not outcome.dirty for outcome in outcomes):
             self._replace(ranks)
         return outcomes
 
@@ -185,8 +190,10 @@ class RankPool:
         limit = deadline
         while len(outcomes) < len(ranks):
             waiting = {r: i for i, r in enumerate(ranks) if i not in outcomes}
+            left = limit.remaining()
             ready = connection.wait(
-                [x for r in waiting for x in (r.tasks, r.process.sentinel)], limit.remaining()
+                [x for r in waiting for x in (r.tasks, r.process.sentinel)],
+                None if math.isinf(left) else left,
             )
             for rank, at in waiting.items():
                 if rank.tasks in ready or rank.process.sentinel in ready:
@@ -196,8 +203,7 @@ class RankPool:
                         continue
                     outcomes[at] = outcome
                     if _is_failure(outcome) and limit is deadline:
-                        left = min(deadline.remaining(), _AFTERMATH_S)
-                        limit = Deadline(left)
+                        limit = Deadline(min(deadline.remaining(), _AFTERMATH_S))
             if limit.expired():
                 for rank, at in waiting.items():
                     if at not in outcomes:
@@ -222,7 +228,7 @@ class RankPool:
         return message
 
     def _replace(self, ranks: Sequence[RankProcess]) -> None:
-        """Throw away every rank of a test that lost one: who knows what state they are in."""
+        """Throw away the ranks of a test that lost one or left something behind."""
         for rank in ranks:
             rank.end(politely=False)
         self._ranks = [rank for rank in self._ranks if rank not in ranks]
@@ -231,6 +237,8 @@ class RankPool:
         """End all ranks."""
         if os.getpid() != self._owner:
             return
+        for rank in self._ranks:
+            rank.hang_up()  # all of them first, so that they end side by side
         for rank in self._ranks:
             rank.end(politely=True)
         self._ranks = []

@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 
 from gradsync import _native
-from gradsync.errors import DistBackendError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import default_group
 from gradsync.session import destroy_process_group, init_process_group
@@ -20,14 +19,9 @@ from gradsync.testing.calls import CallLog
 from gradsync.testing.inject import Injector
 from gradsync.testing.messages import RankContext
 
-__all__ = ["ActiveRank", "follows_from_another"]
+__all__ = ["ActiveRank"]
 
 SEED = 0
-
-
-def follows_from_another(error: BaseException) -> bool:
-    """Return whether an error only says that another rank failed or did something else."""
-    return isinstance(error, DistBackendError) and bool(error.ranks)
 
 
 class ActiveRank:

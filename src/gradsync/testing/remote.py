@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from _pytest.config import _prepareconfig
 
+from gradsync.launch.verdict import follows_from_another
 from gradsync.testing import leaks
 from gradsync.testing.merge import plain_report
 from gradsync.testing.messages import Finished, ItemTask
-from gradsync.testing.rank import ActiveRank, follows_from_another
+from gradsync.testing.rank import ActiveRank
 
 __all__ = ["PytestInRank", "active_rank"]
 
@@ -37,6 +38,7 @@ class PytestInRank:
     """A pytest session that is driven from outside."""
 
     def __init__(self, task: ItemTask) -> None:
+        self._coverage = _start_coverage(task.coverage) if task.coverage else None
         args = [f"--rootdir={task.rootdir}"]
         for plugin in _WITHOUT:
             args += ["-p", f"no:{plugin}"]
@@ -72,7 +74,7 @@ class PytestInRank:
             if task.debug and observer.traceback is not None:
                 _debug(observer.traceback, controller)
             active.close_group()
-            self._report_leaks(item, before, task)
+            dirty = self._report_leaks(item, before, task)
         except BaseException as error:
             active.release_others(traceback.format_exc())
             active.close_group()
@@ -88,7 +90,7 @@ class PytestInRank:
             hook.pytest_report_to_serializable(config=self._config, report=report)
             for report in observer.reports
         ]
-        return Finished(reports=reports, warnings=observer.warnings, follows=observer.follows)
+        return Finished(reports, observer.warnings, follows=observer.follows, dirty=dirty)
 
     def _find(self, path: str, nodeid: str) -> pytest.Item:
         if path not in self._collected:
@@ -102,26 +104,28 @@ class PytestInRank:
             )
         return self._items[nodeid]
 
-    def _report_leaks(self, item: pytest.Item, before: leaks.Picture, task: ItemTask) -> None:
-        left = leaks.differences(before, leaks.take())
-        left = {kind: what for kind, what in left.items() if kind not in task.context.may_leave}
+    def _report_leaks(self, item: pytest.Item, before: leaks.Picture, task: ItemTask) -> bool:
+        everything = leaks.differences(before, leaks.take())
+        left = {k: what for k, what in everything.items() if k not in task.context.may_leave}
         if not left:
-            return
+            return not leaks.RESET.issuperset(everything)
         text = "; ".join(f"{kind}: {what}" for kind, what in left.items())
         message = f"rank {task.context.rank} left something behind: {text}"
         report = plain_report(item, "teardown", "failed", message)
         self._observer.reports.append(report)
+        return not leaks.RESET.issuperset(everything)
 
     def close(self) -> None:
         """End the session: fixtures of the widest scope are torn down here."""
         self._session._setupstate.teardown_exact(None)
-        shown, sys.stdout = sys.stdout, self._nowhere
-        try:
-            self._config.hook.pytest_sessionfinish(session=self._session, exitstatus=0)
-            self._config._ensure_unconfigure()
-        finally:
-            sys.stdout = shown
-            self._nowhere.close()
+        # Nobody reads a summary here, and making one may import a lot.
+        self._config.pluginmanager.unregister(name="terminalreporter")
+        self._config.hook.pytest_sessionfinish(session=self._session, exitstatus=0)
+        self._config._ensure_unconfigure()
+        self._nowhere.close()
+        if self._coverage is not None:
+            self._coverage.stop()
+            self._coverage.save()
 
 
 class _Observer:
@@ -171,6 +175,14 @@ class _Observer:
                 warning_message.lineno,
             )
         )
+
+
+def _start_coverage(settings: dict[str, Any]) -> Any:
+    import coverage  # the controller has it, or there would be no settings
+
+    measured = coverage.Coverage(**settings)
+    measured.start()
+    return measured
 
 
 def _debug(where: TracebackType, controller: Connection) -> None:

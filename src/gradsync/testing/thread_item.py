@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gradsync.launch.verdict import follows_from_another
 from gradsync.stores.prefix import PrefixStore
 from gradsync.testing.faults import Fault
-from gradsync.testing.rank import follows_from_another
 from gradsync.testing.threads import ThreadRank, run_threads
 
 __all__ = ["run_item"]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradsync.backends.backend import Backend
 from gradsync.backends.threads import ThreadsBackend
 from gradsync.base.deadline import Deadline
 from gradsync.group.group import ProcessGroup
@@ -50,15 +51,19 @@ def run_threads(
     *,
     timeout_s: float = 60.0,
     faults: Sequence[Fault] = (),
+    backends: Sequence[Backend] | None = None,
 ) -> list[ThreadRank]:
     """Call ``body(rank)`` in ``size`` threads that form one group; return all of them.
+
+    ``backends`` may be given, one for each rank; the native core carries the calls otherwise.
 
     >>> from gradsync.testing.threads import run_threads
     >>> [r.result for r in run_threads(3, lambda me: me.rank * 10)]
     [0, 10, 20]
     """
     store = HashStore()
-    backends = ThreadsBackend.make(size)
+    if backends is None:
+        backends = ThreadsBackend.make(size)
     ranks = []
     for rank, backend in enumerate(backends):
         group = ProcessGroup(backend, rank, size, timeout_s=timeout_s)
@@ -78,11 +83,12 @@ def run_threads(
 
 
 def _run(
-    me: ThreadRank, backend: ThreadsBackend, body: Callable[[ThreadRank], Any], timeout_s: float
+    me: ThreadRank, backend: Backend, body: Callable[[ThreadRank], Any], timeout_s: float
 ) -> None:
     replace_thread_group(me.group)
     try:
-        backend.enter(timeout_s)
+        if isinstance(backend, ThreadsBackend):
+            backend.enter(timeout_s)
         me.result = body(me)
     except BaseException as error:
         me.error = error

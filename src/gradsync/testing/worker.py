@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from types import FrameType
 
+from gradsync.launch.verdict import follows_from_another
+from gradsync.testing.entry import DUMP_SIGNAL
 from gradsync.testing.messages import CallTask, Finished, ItemTask
-from gradsync.testing.rank import ActiveRank, follows_from_another
+from gradsync.testing.rank import ActiveRank
 
-__all__ = ["ANSWERING_THREAD", "DUMP_SIGNAL", "main", "standing_by"]
+__all__ = ["ANSWERING_THREAD", "run", "standing_by"]
 
-DUMP_SIGNAL = signal.SIGUSR2
 ANSWERING_THREAD = "gradsync test kit"
 
 _PR_SET_PDEATHSIG = 1
@@ -37,7 +38,7 @@ _MACHINERY = (
 )
 
 
-def main(tasks: Connection, questions: Connection, dump_path: str) -> None:
+def run(tasks: Connection, questions: Connection, dump_path: str) -> None:
     """Run tasks until the controller hangs up."""
     worker = _Worker(tasks)
     with standing_by(questions, dump_path, worker.describe):

@@ -13,12 +13,23 @@ import pytest
 from gradsync.errors import StoreTimeout
 from gradsync.stores import Store
 
+__all__ = [
+    "CHECKS",
+    "Check",
+    "Factory",
+    "StoreTraits",
+    "applicable",
+    "later",
+    "needs",
+    "raises_after",
+]
+
 Factory = Callable[[], Store]
 Check = Callable[[Factory], None]
 
 
 @dataclass(frozen=True)
-class Traits:
+class StoreTraits:
     """What a store may lack; gradsync's own lack nothing but, on files, the queues."""
 
     queues: bool = True
@@ -38,6 +49,8 @@ CHECKS: list[tuple[Check, str]] = []
 
 
 def needs(trait: str = "") -> Callable[[Check], Check]:
+    """Enter a check into the list; it runs on stores that have the trait, or on all."""
+
     def register(check: Check) -> Check:
         CHECKS.append((check, trait))
         return check
@@ -45,7 +58,8 @@ def needs(trait: str = "") -> Callable[[Check], Check]:
     return register
 
 
-def applicable(traits: Traits) -> Iterator[Check]:
+def applicable(traits: StoreTraits) -> Iterator[Check]:
+    """Yield the checks for stores of these traits."""
     for check, trait in CHECKS:
         if not trait or getattr(traits, trait):
             yield check
@@ -53,6 +67,7 @@ def applicable(traits: Traits) -> Iterator[Check]:
 
 @contextmanager
 def raises_after(seconds: float, error: type[Exception] = StoreTimeout) -> Iterator[None]:
+    """Expect a timeout, neither early nor late."""
     start = time.monotonic()
     with pytest.raises(error):
         yield
@@ -63,6 +78,7 @@ def raises_after(seconds: float, error: type[Exception] = StoreTimeout) -> Itera
 
 @contextmanager
 def later(delay: float, action: Callable[[], object]) -> Iterator[None]:
+    """Do something a little later, while the body runs."""
     timer = threading.Timer(delay, action)
     timer.start()
     try:

@@ -5,7 +5,7 @@
 
 #include "common/status.h"
 
-namespace gradsync::store {
+namespace gradsync {
 
 // Asked by waiting threads when a system call was interrupted, and now and then. True ends the
 // wait.
@@ -17,7 +17,7 @@ inline bool interrupted() {
 }
 
 inline Status interrupted_status() {
-  return Status::error(Code::aborted, "interrupted by a signal");
+  return Status::error(Code::interrupted, "interrupted by a signal");
 }
 
-}  // namespace gradsync::store
+}  // namespace gradsync

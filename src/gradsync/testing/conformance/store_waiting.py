@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from conformance_kit import Factory, later, needs, raises_after
 
 from gradsync.errors import DistStoreError, QueueEmptyError, StoreTimeout
 from gradsync.stores import PrefixStore, Store
+from gradsync.testing.conformance.store_traits import Factory, later, needs, raises_after
 
 # -- waiting --------------------------------------------------------------------------------------
 

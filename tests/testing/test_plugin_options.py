@@ -1,0 +1,100 @@
+"""The plugin beside pytest's own options and other plugins: -x, --lf, xdist, coverage, --pdb."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pexpect
+import pytest
+
+SAMPLE = """
+import pytest, torch
+import gradsync as dist
+import shop
+
+@pytest.mark.ranks(2)
+def test_first(rank):
+    assert shop.price(rank) >= 0
+    dist.barrier()
+
+@pytest.mark.ranks(2)
+def test_second(rank):
+    bill = 42
+    assert rank != 1, "rank 1 has no money"
+
+@pytest.mark.ranks(2)
+def test_third(rank):
+    dist.barrier()
+
+@pytest.mark.ranks(3, threads=True)
+def test_fourth(rank):
+    dist.barrier()
+"""
+
+SHOP = """
+def price(rank):
+    if rank == 0:
+        return 0
+    return 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "test_sample.py").write_text(SAMPLE)
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+    return tmp_path
+
+
+def run(folder, *args):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *args],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_stop_at_first_failure_and_last_failed(folder):
+    assert "1 failed, 1 passed" in run(folder, "-x")
+    again = run(folder, "--lf")
+    assert "1 failed" in again
+    assert "rank 1 has no money" in again
+    assert "1 passed, 3 deselected" in run(folder, "-k", "third")
+
+
+def test_xdist(folder):
+    output = run(folder, "-n", "2")
+    assert "1 failed, 3 passed" in output
+    assert "rank 1 has no money" in output
+
+
+def test_coverage_counts_what_ranks_ran(folder):
+    output = run(folder, "--cov=shop", "--cov-report=json", "-k", "first")
+    assert "1 passed" in output
+    report = json.loads((folder / "coverage.json").read_text())
+    # Line 4 runs on rank 0 only, line 5 on rank 1 only.
+    assert report["files"]["shop.py"]["missing_lines"] == []
+    assert {4, 5} <= set(report["files"]["shop.py"]["executed_lines"])
+
+
+def test_pdb_on_a_chosen_rank(folder):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV"))}
+    command = ["-m", "pytest", "-q", "--pdb-rank=1", "-k", "second"]
+    child = pexpect.spawn(sys.executable, command, cwd=str(folder), env=env, timeout=60)
+    try:
+        child.expect(r"\(Pdb\)")
+        child.sendline("p (rank, bill)")
+        child.expect(r"\(1, 42\)")
+        child.sendline("c")
+        child.expect("rank 1 has no money")
+        child.expect("1 failed|FAILED")
+    finally:
+        child.close(force=True)
