@@ -21,8 +21,8 @@ from gradsync.testing.pool import RankProcess
 __all__ = ["CaseRanks"]
 
 # How long ranks may take to end by themselves once one has failed. They are told at once, so this
-# is for their reports only.
-_AFTERMATH_S = 0.5
+# is for their reports only, on a machine that may be busy.
+_AFTERMATH_S = 1.5
 _SHOWN_LINES = 40
 
 
