@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import unittest
+from pathlib import Path
 
 import torch
 
@@ -127,6 +128,10 @@ class Processes(MultiProcessTestCase):
         self.sit_and_wait()
 
     def sit_and_wait(self):
+        time.sleep(60)
+
+    def test_sleeps(self):
+        Path(os.environ["TMPDIR"], f"pid-{self.rank}").write_text(str(os.getpid()))
         time.sleep(60)
 
     def test_hangs_with_the_interpreter_lock(self):

@@ -1,6 +1,8 @@
 """``MultiProcessTestCase``: each way in which a rank can end, and what becomes of the test."""
 
 import os
+import subprocess
+import sys
 import time
 import unittest
 from unittest import mock
@@ -213,3 +215,23 @@ def test_debugging_run_raises_at_once():
     suite = unittest.TestSuite([examples.Processes("test_raises_on_one")])
     with pytest.raises(RuntimeError, match="only here"):
         suite.debug()
+
+
+def test_ranks_end_with_a_parent_that_is_killed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed")  # who is killed cannot tidy up
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import case_examples, running\n"
+    code += "running.run(case_examples.Processes, 'test_sleeps')"
+    env = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen([sys.executable, "-c", code], env=env) as parent:
+        files = [folder / f"pid-{rank}" for rank in range(2)]
+        wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+        parent.kill()
+    pids = [int(file.read_text()) for file in files]
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
