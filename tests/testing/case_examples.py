@@ -3,10 +3,12 @@
 # ruff: noqa: N802, PT009, T201
 
 import os
+import re
 import signal
 import sys
 import time
 import unittest
+from pathlib import Path
 
 import torch
 
@@ -99,6 +101,9 @@ class Processes(MultiProcessTestCase):
         if self.rank == 1:
             sys.exit(3)
 
+    def test_wrong_codes_everywhere(self):
+        sys.exit(3 + self.rank)
+
     def test_leaves_early(self):
         if self.rank == 1:
             sys.exit(0)
@@ -124,6 +129,14 @@ class Processes(MultiProcessTestCase):
 
     def sit_and_wait(self):
         time.sleep(60)
+
+    def test_sleeps(self):
+        Path(os.environ["TMPDIR"], f"pid-{self.rank}").write_text(str(os.getpid()))
+        time.sleep(60)
+
+    def test_hangs_with_the_interpreter_lock(self):
+        if self.rank == 1:
+            re.match(r"(a+)+$", "a" * 40 + "b")
 
     def test_loud(self):
         print(f"this is {self.rank}")

@@ -1,10 +1,12 @@
 """Running test classes the way unittest does, and looking at what they leave behind."""
 
-import glob
+import contextlib
+import multiprocessing.util
 import os
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 
 def run(kind, *names, suite=unittest.TestSuite):
@@ -41,10 +43,16 @@ def passes(kind, *names):
     return True
 
 
-def leftovers():
-    """Return the kit's files and the ranks that are alive."""
-    files = set(glob.glob(os.path.join(tempfile.gettempdir(), "gradsync-*")))
-    return files, rank_processes()
+@contextlib.contextmanager
+def nothing_left_behind(folder):
+    """Let temporary files go to a folder, and see that it is empty and no process is new."""
+    # The fork server's own files stay as long as it does.
+    multiprocessing.util.get_temp_dir()
+    before = rank_processes()
+    with mock.patch.object(tempfile, "tempdir", str(folder)):
+        yield
+    assert os.listdir(folder) == []
+    assert rank_processes() == before
 
 
 def rank_processes():

@@ -1,28 +1,30 @@
 """``MultiProcessTestCase``: each way in which a rank can end, and what becomes of the test."""
 
 import os
+import subprocess
+import sys
 import time
 import unittest
 from unittest import mock
 
 import case_examples as examples
 import pytest
-from running import failure, leftovers, passes, run, skip_reason
+from running import failure, nothing_left_behind, passes, run, skip_reason
 
 from gradsync.errors import UsageError
 from gradsync.testing import TEST_SKIPS, TIMEOUT_OVERRIDE, MultiProcessTestCase
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind():
-    before = leftovers()
-    yield
-    assert leftovers() == before
+def _nothing_is_left_behind(tmp_path):
+    with nothing_left_behind(tmp_path):
+        yield
 
 
 @pytest.fixture
 def short_timeout():
-    with mock.patch.dict(TIMEOUT_OVERRIDE, {"test_hangs": 1.0}):
+    names = ("test_hangs", "test_hangs_with_the_interpreter_lock")
+    with mock.patch.dict(TIMEOUT_OVERRIDE, dict.fromkeys(names, 1.0)):
         yield
 
 
@@ -84,6 +86,13 @@ def test_end_of_any_rank_counts(name, expected):
     assert expected in failure(examples.Processes, name)
 
 
+def test_every_wrong_end_is_named():
+    report = failure(examples.Processes, "test_wrong_codes_everywhere")
+    assert "failed on 2 of 2 ranks" in report
+    assert "rank 0: exit code 3, expected" in report
+    assert "rank 1: exit code 4, expected" in report
+
+
 def test_crash_shows_where():
     report = failure(examples.Processes, "test_segfault")
     assert "Fatal Python error: Segmentation fault" in report
@@ -117,6 +126,13 @@ def test_hang_shows_the_stacks_of_all_ranks():
     assert "rank 1: timed out after 1 seconds" in report
     assert "in sit_and_wait" in report
     assert "in form_group" in report
+
+
+@pytest.mark.usefixtures("short_timeout")
+def test_hang_shows_the_stack_of_a_rank_that_cannot_answer():
+    report = failure(examples.Processes, "test_hangs_with_the_interpreter_lock")
+    assert "does not answer" in report
+    assert "in test_hangs_with_the_interpreter_lock" in report
 
 
 def test_output_is_passed_on_with_the_rank(capsys):
@@ -199,3 +215,23 @@ def test_debugging_run_raises_at_once():
     suite = unittest.TestSuite([examples.Processes("test_raises_on_one")])
     with pytest.raises(RuntimeError, match="only here"):
         suite.debug()
+
+
+def test_ranks_end_with_a_parent_that_is_killed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed")  # who is killed cannot tidy up
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import case_examples, running\n"
+    code += "running.run(case_examples.Processes, 'test_sleeps')"
+    env = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen([sys.executable, "-c", code], env=env) as parent:
+        files = [folder / f"pid-{rank}" for rank in range(2)]
+        wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+        parent.kill()
+    pids = [int(file.read_text()) for file in files]
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -4,16 +4,15 @@ from unittest import mock
 
 import case_examples as examples
 import pytest
-from running import failure, leftovers, passes, run, skip_reason
+from running import failure, nothing_left_behind, passes, run, skip_reason
 
 from gradsync.testing import TEST_SKIPS, TIMEOUT_OVERRIDE
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind():
-    before = leftovers()
-    yield
-    assert leftovers() == before
+def _nothing_is_left_behind(tmp_path):
+    with nothing_left_behind(tmp_path):
+        yield
 
 
 def test_ranks_and_group_live_as_long_as_the_class_and_a_failure_poisons_the_rest():

@@ -21,8 +21,8 @@ from gradsync.testing.pool import RankProcess
 __all__ = ["CaseRanks"]
 
 # How long ranks may take to end by themselves once one has failed. They are told at once, so this
-# is for their reports only.
-_AFTERMATH_S = 0.5
+# is for their reports only, on a machine that may be busy.
+_AFTERMATH_S = 1.5
 _SHOWN_LINES = 40
 
 
@@ -84,7 +84,7 @@ class CaseRanks:
                     continue
                 if self._listen(rank, endings[at], until_exit):
                     del pending[at]
-                    if limit is deadline and is_bad(endings[at]):
+                    if is_bad(endings[at]) and limit is deadline:
                         limit = Deadline(min(_AFTERMATH_S, deadline.remaining()))
         late = limit is deadline
         for at, rank in pending.items():

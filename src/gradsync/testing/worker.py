@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import pickle
 import signal
@@ -29,6 +30,8 @@ __all__ = ["ANSWERING_THREAD", "run", "standing_by"]
 ANSWERING_THREAD = "gradsync test kit"
 
 _PR_SET_PDEATHSIG = 1
+# Between the ends of a killed controller's pipes.
+_CONTROLLER_S = 1.0
 # What stands between a process and the test that it runs.
 _MACHINERY = (
     "_pytest/python.py",
@@ -50,7 +53,7 @@ def standing_by(
     questions: Connection, stacks: Connection, describe: Callable[[], str]
 ) -> Iterator[None]:
     """Be a rank that ends with its controller and says where it stands whenever that one asks."""
-    # The server that forked us ends with the controller, and we with the server.
+    # We end with the server that forked us; what ends us with the controller is in _answer.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
     # For a rank that holds the interpreter lock and cannot answer: written by the signal handler.
@@ -119,7 +122,14 @@ def _answer(questions: Connection, describe: Callable[[], str]) -> None:
             questions.recv()
             questions.send(_where(describe))
         except (EOFError, OSError):
-            return
+            break
+    # The server that forked us cannot end as long as we hold its pipe, so if the controller was
+    # killed nobody else would end a test that sleeps.
+    controller = multiprocessing.parent_process()
+    if controller is not None:
+        controller.join(_CONTROLLER_S)
+        if not controller.is_alive():
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _where(describe: Callable[[], str]) -> str:
