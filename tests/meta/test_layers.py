@@ -113,12 +113,11 @@ NATIVE_MAY_INCLUDE = {
 }
 
 
-@pytest.mark.parametrize(
-    "path", sorted(NATIVE.rglob("*.[hc]*")), ids=lambda p: str(p.relative_to(NATIVE))
-)
+CXX_FILES = sorted([*NATIVE.rglob("*.h"), *NATIVE.rglob("*.cc")])
+
+
+@pytest.mark.parametrize("path", CXX_FILES, ids=lambda p: str(p.relative_to(NATIVE)))
 def test_includes_follow_the_table(path):
-    if path.suffix not in (".h", ".cc"):
-        pytest.skip("no source")
     layer = path.relative_to(NATIVE).parts[0]
     for line in path.read_text().splitlines():
         if line.startswith('#include "'):
