@@ -27,3 +27,9 @@ def test_file_is_small(path):
 @pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda p: p.name)
 def test_module_says_what_it_is(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_no_two_test_files_have_the_same_name():
+    # pytest imports them by their base name.
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(set(names)) == sorted(names)
