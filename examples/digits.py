@@ -85,6 +85,10 @@ def main() -> None:
                 bar.update(task, advance=1, epoch=epoch + 1, loss=loss.item(), accuracy=score)
             score = accuracy(model, test_x, test_y)
             bar.update(task, accuracy=score)
+            if rank == 0 and not bar.console.is_terminal:  # a log: a line for each epoch
+                print(
+                    f"epoch {epoch + 1:>2}/{EPOCHS}  loss {loss.item():.4f}  accuracy {score:.1%}"
+                )
     seconds = time.perf_counter() - start
 
     drift = torch.stack([p.double().sum() for p in model.parameters()]).sum()

@@ -11,6 +11,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import pexpect
 import pytest
 from watching import is_running, wait_until
 
@@ -347,3 +348,22 @@ def test_mistakes_on_the_command_line(gradsync_run, words, status, message):
     _, err = launcher.communicate(timeout=10)
     assert launcher.returncode == status
     assert message in err
+
+
+def test_rank_0_has_a_terminal_when_the_launcher_has_one(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "size = os.get_terminal_size(1).columns if os.isatty(1) else 0\n"
+        "print('rank', os.environ['RANK'], os.isatty(1), os.isatty(2), size, flush=True)\n"
+    )
+    command = ["-m", "gradsync", "run", "-n", "2", str(script)]
+    child = pexpect.spawn(sys.executable, command, timeout=30, dimensions=(24, 97))
+    try:
+        child.expect(pexpect.EOF)
+    finally:
+        child.close(force=True)
+    output = child.before.decode()
+    assert "rank 0 True True 97" in output
+    assert "[1] rank 1 False False 0" in output
+    assert child.exitstatus == 0

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import termios
 from collections import deque
 
-__all__ = ["Relay", "Sink"]
+__all__ = ["Relay", "Sink", "open_channel"]
 
 # A carriage return at the very end may be the first half of "\r\n": it waits for the next byte.
 _LINE_END = re.compile(rb"\r\n|\n|\r(?=[^\n])")
 _LONGEST_LINE = 64 * 1024
 _KEPT_LINES = 200
+
+
+def open_channel(terminal: int | None) -> tuple[int, int]:
+    """Return the reading and the writing end for a rank's output.
+
+    A pipe; or, when ``terminal`` is a descriptor of one, a terminal of the same size, so that what
+    draws progress bars does.
+    """
+    if terminal is None or not os.isatty(terminal):
+        return os.pipe()
+    reader, writer = os.openpty()
+    settings = termios.tcgetattr(writer)
+    settings[1] &= ~termios.OPOST  # bytes as they are: the real terminal does the rest
+    termios.tcsetattr(writer, termios.TCSANOW, settings)
+    size = fcntl.ioctl(terminal, termios.TIOCGWINSZ, bytes(8))
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
+    return reader, writer
 
 
 class Sink:

@@ -18,7 +18,7 @@ from types import FrameType
 from gradsync.config import environment
 from gradsync.launch.guardian import kill_group
 from gradsync.launch.job import Job
-from gradsync.launch.output import Relay, Sink
+from gradsync.launch.output import Relay, Sink, open_channel
 from gradsync.launch.verdict import (
     Failure,
     describe_end,
@@ -82,6 +82,8 @@ def run(
 class _Rank:
     number: int
     process: subprocess.Popen[bytes]
+    streams: dict[int, int] = field(default_factory=dict)
+    """Where its output is read, by the descriptor that it writes to; gone once it is closed."""
     relays: dict[int, Relay] = field(default_factory=dict)
     exit_code: int | None = None
 
@@ -139,13 +141,16 @@ class _Supervisor:
 
     def _start(self) -> None:
         for number in range(self._job.nprocs):
+            # On a terminal rank 0 writes as if it were alone, so that progress bars work.
+            raw = {fd: self._job.nprocs == 1 or (number == 0 and os.isatty(fd)) for fd in (1, 2)}
+            channels = {fd: open_channel(fd if raw[fd] else None) for fd in (1, 2)}
             process = subprocess.Popen(
                 self._command,
                 env=self._job.environment(number),
                 # One reader for the launcher's input: rank 0, so that a debugger works there.
                 stdin=None if number == 0 else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdout=channels[1][1],
+                stderr=channels[2][1],
                 # A session per rank: killing its group takes its children too, and the terminal's
                 # Ctrl-C reaches ranks once, through us.
                 start_new_session=True,
@@ -153,13 +158,12 @@ class _Supervisor:
             self._job.started(process.pid)
             rank = _Rank(number, process)
             self._ranks.append(rank)
-            for fd, stream in ((1, process.stdout), (2, process.stderr)):
-                assert stream is not None
-                # On a terminal rank 0 writes as if it were alone, so that progress bars work.
-                raw = self._job.nprocs == 1 or (number == 0 and os.isatty(fd))
-                rank.relays[fd] = Relay(self._sinks[fd], f"[{number}] ".encode(), raw=raw)
-                os.set_blocking(stream.fileno(), False)
-                self._selector.register(stream, selectors.EVENT_READ, (rank, fd))
+            for fd, (reader, writer) in channels.items():
+                os.close(writer)
+                rank.streams[fd] = reader
+                rank.relays[fd] = Relay(self._sinks[fd], f"[{number}] ".encode(), raw=raw[fd])
+                os.set_blocking(reader, False)
+                self._selector.register(reader, selectors.EVENT_READ, (rank, fd))
 
     def _catch_signals(self) -> Callable[[], None]:
         reader, writer = os.pipe()
@@ -282,20 +286,26 @@ class _Supervisor:
 
     def _read(self, rank: _Rank, fd: int) -> bool:
         """Take what there is; return whether there may be more."""
-        stream = rank.process.stdout if fd == 1 else rank.process.stderr
-        assert stream is not None
-        if stream.closed:
+        stream = rank.streams.get(fd)
+        if stream is None:
             return False
         try:
-            data = os.read(stream.fileno(), 65536)
+            data = os.read(stream, 65536)
         except BlockingIOError:
             return False
+        except OSError:  # what a terminal says when its last writer has gone
+            data = b""
         if data:
             rank.relays[fd].feed(data)
             return True
-        self._selector.unregister(stream)
-        stream.close()
+        self._close(rank, fd)
         return False
+
+    def _close(self, rank: _Rank, fd: int) -> None:
+        stream = rank.streams.pop(fd, None)
+        if stream is not None:
+            self._selector.unregister(stream)
+            os.close(stream)
 
     def _drain(self, rank: _Rank, *, final: bool = False) -> None:
         for fd, relay in rank.relays.items():
@@ -305,9 +315,7 @@ class _Supervisor:
                     break
             if final:
                 relay.finish()
-                stream = rank.process.stdout if fd == 1 else rank.process.stderr
-                if stream is not None:
-                    stream.close()
+                self._close(rank, fd)
 
     def _report(self) -> None:
         first = first_failure(self._failures)
