@@ -71,7 +71,8 @@ clean:
 	$(PIP) install -c constraints.txt scikit-build-core nanobind cmake ninja
 	touch $@
 
-# An editable install: Python from src/, the extension built incrementally in build/.
-.venv/.installed: .venv/.deps $(NATIVE_SOURCES)
+# An editable install: Python from src/ (it knows the top-level modules by name), the extension built
+# incrementally in build/.
+.venv/.installed: .venv/.deps $(NATIVE_SOURCES) $(wildcard src/gradsync/*.py)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
 	touch $@

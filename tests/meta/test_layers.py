@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "stores": BASE | {"_native"},
     "rendezvous": BASE | {"stores"},
     "backends": BASE | {"stores", "_native"},
-    "group": BASE | {"backends"},
+    "group": BASE | {"backends", "stores"},
     "session": BASE | {"stores", "rendezvous", "backends", "group"},
     "launch": BASE | {"stores", "rendezvous", "_native"},
     "cli": BASE | {"launch"},

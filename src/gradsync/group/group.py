@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -16,6 +17,7 @@ from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.buffers import copy_back, view
 from gradsync.group.hooks import Hooks
+from gradsync.group.members import Members
 
 __all__ = ["ProcessGroup"]
 
@@ -30,20 +32,33 @@ class ProcessGroup:
     def __init__(
         self,
         backend: Backend,
-        rank: int,
-        size: int,
+        members: Members,
         *,
         timeout_s: float,
-        name: str = "world",
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self._backend: Backend | None = backend
-        self._rank = rank
-        self._size = size
+        self.members = members
+        self._rank = members.rank
+        self._size = len(members.ranks)
         self._timeout_s = timeout_s
-        self.group_name = name
         self._on_close = on_close
         self.hooks = Hooks()
+        self.children: list[ProcessGroup] = []
+        """Sub-groups, when this is a world."""
+        self.made: Counter[tuple[int, ...]] = Counter()
+        """Sub-groups made so far, for names that were never used: under () those that all ranks
+        know of, under their ranks those that only their members do."""
+
+    @property
+    def group_name(self) -> str:
+        """The name of the group, the same on all its ranks."""
+        return self.members.name
+
+    @property
+    def group_desc(self) -> str:
+        """What the group was made for, in the words of whoever made it."""
+        return self.members.description
 
     def rank(self) -> int:
         """Return the caller's rank in this group."""
@@ -130,12 +145,17 @@ class ProcessGroup:
 
     def leave(self, note: str = "") -> None:
         """Tell the other ranks that this one is going, and why if something went wrong."""
+        for child in self.children:
+            child.leave(note)
         if self._backend is not None:
             self._backend.leave(note)
 
     def close(self) -> None:
         """Leave the group and give its memory back; the object is of no use afterwards."""
         self.leave()
+        for child in reversed(self.children):
+            child.close()
+        self.children.clear()
         self._backend = None
         if self._on_close is not None:
             self._on_close()

@@ -10,7 +10,17 @@ import threading
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 
-__all__ = ["default_group", "replace_default_group", "replace_thread_group", "resolve"]
+__all__ = [
+    "NON_GROUP_MEMBER",
+    "default_group",
+    "is_non_member",
+    "replace_default_group",
+    "replace_thread_group",
+    "resolve",
+]
+
+NON_GROUP_MEMBER = -100
+"""What a rank gets in place of a group that it is not in."""
 
 _default: ProcessGroup | None = None
 _of_thread = threading.local()
@@ -36,10 +46,21 @@ def replace_thread_group(group: ProcessGroup | None) -> None:
     _of_thread.group = group
 
 
-def resolve(group: ProcessGroup | None) -> ProcessGroup:
+def is_non_member(group: ProcessGroup | int | None) -> bool:
+    """Return whether ``group`` stands for one that the caller is not in."""
+    return isinstance(group, int) and group == NON_GROUP_MEMBER
+
+
+def resolve(group: ProcessGroup | int | None) -> ProcessGroup:
     """Return ``group``, or the default group when it is None."""
-    if group is not None:
+    if isinstance(group, ProcessGroup):
         return group
+    if group is not None:
+        raise UsageError(
+            "this rank is not in the group"
+            if is_non_member(group)
+            else f"a group is a ProcessGroup, got {type(group).__name__}: {group!r}"
+        )
     found = default_group()
     if found is None:
         raise UsageError(

@@ -23,7 +23,7 @@ from gradsync import _native
 from gradsync.errors import DistBackendError, UsageError
 from gradsync.group.world import default_group
 from gradsync.launch.verdict import follows_from_another
-from gradsync.session import destroy_process_group
+from gradsync.session.lifecycle import destroy_process_group
 from gradsync.testing.skips import SkipExit, skip_reason_of
 from gradsync.testing.worker import standing_by
 

@@ -22,7 +22,7 @@ import torch
 
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import resolve
-from gradsync.session import init_process_group
+from gradsync.session.lifecycle import init_process_group
 from gradsync.stores.file import FileStore
 from gradsync.testing.case_rank import leave_groups, release_peers, run_body, word_of
 from gradsync.testing.case_ranks import CaseRanks

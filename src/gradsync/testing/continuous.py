@@ -16,7 +16,7 @@ from gradsync.errors import BackendUnavailable
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import resolve
 from gradsync.launch.verdict import describe_end
-from gradsync.session import init_process_group
+from gradsync.session.lifecycle import init_process_group
 from gradsync.stores.file import FileStore
 from gradsync.testing.case_rank import Word, leave_groups, release_peers, run_body, word_of
 from gradsync.testing.case_ranks import CaseRanks

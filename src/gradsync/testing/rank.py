@@ -12,7 +12,7 @@ import torch
 from gradsync import _native
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import default_group
-from gradsync.session import destroy_process_group, init_process_group
+from gradsync.session.lifecycle import destroy_process_group, init_process_group
 from gradsync.stores.prefix import PrefixStore
 from gradsync.stores.unix import UnixStore
 from gradsync.testing.calls import CallLog

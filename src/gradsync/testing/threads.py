@@ -17,6 +17,7 @@ from gradsync.backends.backend import Backend
 from gradsync.backends.threads import ThreadsBackend
 from gradsync.base.deadline import Deadline
 from gradsync.group.group import ProcessGroup
+from gradsync.group.members import Members
 from gradsync.group.world import replace_thread_group
 from gradsync.stores.hash import HashStore
 from gradsync.stores.store import Store
@@ -66,7 +67,8 @@ def run_threads(
         backends = ThreadsBackend.make(size)
     ranks = []
     for rank, backend in enumerate(backends):
-        group = ProcessGroup(backend, rank, size, timeout_s=timeout_s)
+        members = Members("world", "default_pg", tuple(range(size)), rank)
+        group = ProcessGroup(backend, members, timeout_s=timeout_s)
         ranks.append(ThreadRank(rank, group, store, log=CallLog(group)))
         if faults:
             group.hooks.add_before(Injector(faults, rank, store), may_raise=True)

@@ -1,15 +1,9 @@
-"""The composition root: rendezvous, backend and group put together, and taken apart at the end.
-
-The only module that knows all of them.
-"""
+"""The life of the default group: rendezvous, backend and group put together, and taken apart."""
 
 from __future__ import annotations
 
-import atexit
-import sys
-import traceback
+from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 from gradsync.backends.backend import Bootstrap
@@ -18,21 +12,15 @@ from gradsync.base.deadline import Deadline, Timeout, seconds
 from gradsync.config import environment, reject_unknown
 from gradsync.errors import BackendUnavailable, UsageError
 from gradsync.group.group import ProcessGroup
-from gradsync.group.world import default_group, replace_default_group, resolve
+from gradsync.group.members import Members
+from gradsync.group.world import default_group, is_non_member, replace_default_group, resolve
 from gradsync.rendezvous.meeting import Meeting, meet
+from gradsync.session.ending import watch_for_the_end
 from gradsync.stores.prefix import PrefixStore
 from gradsync.stores.store import Store
 from gradsync.stores.torch_store import from_torch
 
-__all__ = [
-    "destroy_process_group",
-    "get_backend",
-    "get_rank",
-    "get_world_size",
-    "init_process_group",
-    "is_available",
-    "is_initialized",
-]
+__all__ = ["DEFAULT_GROUP_TIMEOUT", "destroy_process_group", "form_group", "init_process_group"]
 
 DEFAULT_GROUP_TIMEOUT = timedelta(minutes=30)
 
@@ -85,88 +73,56 @@ def init_process_group(
         store = from_torch(store)
     meeting = meet(init_method, rank=rank, world_size=world_size, store=store, timeout=limit_s)
     try:
-        group = _form_group(meeting, deadline, limit_s)
+        group = _form_world(meeting, deadline, limit_s)
     except BaseException:
         meeting.leave()
         raise
     replace_default_group(group)
-    _watch_for_the_end()
+    watch_for_the_end()
 
 
-def _form_group(meeting: Meeting, deadline: Deadline, limit_s: float) -> ProcessGroup:
-    bootstrap = Bootstrap(
-        store=PrefixStore("shm", meeting.store),
+def _form_world(meeting: Meeting, deadline: Deadline, limit_s: float) -> ProcessGroup:
+    members = Members(
+        name="world",
+        description="default_pg",
+        ranks=tuple(range(meeting.world_size)),
         rank=meeting.rank,
-        evidence=[member.evidence for member in meeting.members],
+        evidence=tuple(member.evidence for member in meeting.members),
+        store=meeting.store,
+    )
+    return form_group(members, meeting.store, deadline, limit_s, on_close=meeting.leave)
+
+
+def form_group(
+    members: Members,
+    store: Store,
+    deadline: Deadline,
+    limit_s: float,
+    on_close: Callable[[], None] | None = None,
+) -> ProcessGroup:
+    """Bring the members of a group together in shared memory."""
+    bootstrap = Bootstrap(
+        store=PrefixStore(f"shm/{members.name}", store),
+        rank=members.rank,
+        evidence=members.evidence,
         timeout_s=deadline.remaining(),
     )
-    shm = ShmBackend.open(bootstrap)
-    return ProcessGroup(
-        shm, meeting.rank, meeting.world_size, timeout_s=limit_s, on_close=meeting.leave
-    )
+    return ProcessGroup(ShmBackend.open(bootstrap), members, timeout_s=limit_s, on_close=on_close)
 
 
-def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Leave the group (the default one unless given) and give its memory back.
+def destroy_process_group(group: ProcessGroup | int | None = None) -> None:
+    """Leave the group (the default one unless given, with all its sub-groups) for good.
 
-    The other ranks are not waited for.
+    Its memory is given back. The other ranks are not waited for.
     """
+    if is_non_member(group):
+        return
     leaving = resolve(group)
+    world = default_group()
+    if leaving is world:
+        replace_default_group(None)
+    elif world is not None:
+        if leaving not in world.children:
+            raise UsageError(f"{leaving!r} has been destroyed already")
+        world.children.remove(leaving)
     leaving.close()
-    if leaving is default_group():
-        replace_default_group(None)
-
-
-def is_available() -> bool:
-    """Return True: gradsync works wherever it can be imported."""
-    return True
-
-
-def is_initialized() -> bool:
-    """Return whether the default group exists."""
-    return default_group() is not None
-
-
-def get_rank(group: ProcessGroup | None = None) -> int:
-    """Return the caller's rank in the group (the default one unless given)."""
-    return resolve(group).rank()
-
-
-def get_world_size(group: ProcessGroup | None = None) -> int:
-    """Return the number of ranks in the group (the default one unless given)."""
-    return resolve(group).size()
-
-
-def get_backend(group: ProcessGroup | None = None) -> str:
-    """Return the name of the group's backend."""
-    return resolve(group).name()
-
-
-# -- the end of the process -----------------------------------------------------------------------
-
-
-def _watch_for_the_end() -> None:
-    """Make a rank that ends tell its peers, so that they need not find out."""
-    if sys.excepthook is not _say_what_went_wrong:
-        _previous_hooks.append(sys.excepthook)
-        sys.excepthook = _say_what_went_wrong
-        atexit.register(_say_goodbye)
-
-
-_previous_hooks: list[Any] = []
-
-
-def _say_what_went_wrong(
-    kind: type[BaseException], error: BaseException, where: TracebackType | None
-) -> None:
-    group = default_group()
-    if group is not None:
-        group.leave("".join(traceback.format_exception(kind, error, where)).rstrip())
-    _previous_hooks[-1](kind, error, where)
-
-
-def _say_goodbye() -> None:
-    group = default_group()
-    if group is not None:
-        group.close()
-        replace_default_group(None)

@@ -1,0 +1,40 @@
+"""The end of a rank's process: it tells its peers, so that they need not find out."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from gradsync.group.world import default_group, replace_default_group
+
+__all__ = ["watch_for_the_end"]
+
+
+def watch_for_the_end() -> None:
+    """Make this process say goodbye when it ends, with the traceback of what ended it."""
+    if sys.excepthook is not _say_what_went_wrong:
+        _previous_hooks.append(sys.excepthook)
+        sys.excepthook = _say_what_went_wrong
+        atexit.register(_say_goodbye)
+
+
+_previous_hooks: list[Any] = []
+
+
+def _say_what_went_wrong(
+    kind: type[BaseException], error: BaseException, where: TracebackType | None
+) -> None:
+    group = default_group()
+    if group is not None:
+        group.leave("".join(traceback.format_exception(kind, error, where)).rstrip())
+    _previous_hooks[-1](kind, error, where)
+
+
+def _say_goodbye() -> None:
+    group = default_group()
+    if group is not None:
+        group.close()
+        replace_default_group(None)

@@ -1,0 +1,153 @@
+"""Groups of some of the world's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from gradsync.base.deadline import Deadline, Timeout, seconds
+from gradsync.errors import UsageError
+from gradsync.group.group import ProcessGroup
+from gradsync.group.members import Members
+from gradsync.group.world import NON_GROUP_MEMBER, resolve
+from gradsync.session.lifecycle import DEFAULT_GROUP_TIMEOUT, form_group
+
+__all__ = ["new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"]
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: Timeout | None = None,
+    backend: str | None = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    sort_ranks: bool = True,
+) -> ProcessGroup | int | None:
+    """Form a group of some ranks of the world.
+
+    Every rank of the world calls this, in the same order, members or not; with
+    ``use_local_synchronization`` only the members do. Returns the group, or
+    ``GroupMember.NON_GROUP_MEMBER`` (None with local synchronization) to a rank that is not in it.
+
+    Args:
+        ranks: world ranks; all of them when None.
+        timeout: limit of its calls; 30 minutes.
+        backend: None or the world's backend.
+        use_local_synchronization: only members call.
+        group_desc: what the group is for.
+        sort_ranks: rank in the group by rank in the world; otherwise in the order given.
+    """
+    world = resolve(None)
+    store = world.members.store
+    if store is None:
+        raise UsageError("ranks that are threads have no sub-groups")
+    if backend is not None and backend.lower() not in (world.name(), "gradsync"):
+        raise UsageError(f"the world runs on {world.name()!r}; a sub-group cannot on {backend!r}")
+    chosen = _check(world, ranks)
+    if sort_ranks:
+        chosen = sorted(chosen)
+    name = _name(world, tuple(chosen) if use_local_synchronization else ())
+    if world.rank() not in chosen:
+        return None if use_local_synchronization else NON_GROUP_MEMBER
+    limit_s = seconds(DEFAULT_GROUP_TIMEOUT if timeout is None else timeout)
+    group = form_group(
+        Members(
+            name=name,
+            description=group_desc or "undefined",
+            ranks=tuple(chosen),
+            rank=chosen.index(world.rank()),
+            evidence=tuple(world.members.evidence[rank] for rank in chosen),
+            store=store,
+        ),
+        store,
+        Deadline(limit_s),
+        limit_s,
+    )
+    world.children.append(group)
+    return group
+
+
+def _check(world: ProcessGroup, ranks: Sequence[int] | None) -> list[int]:
+    chosen = list(range(world.size())) if ranks is None else list(ranks)
+    if not chosen:
+        raise UsageError("a group needs at least one rank, got an empty list")
+    wrong = [rank for rank in chosen if not 0 <= rank < world.size()]
+    if wrong:
+        raise UsageError(f"no rank {wrong[0]} in a world of {world.size()} (ranks={chosen})")
+    if any(a == b for a, b in pairwise(sorted(chosen))):
+        raise UsageError(f"a rank can be in a group only once, got ranks={chosen}")
+    return chosen
+
+
+def _name(world: ProcessGroup, known_to: tuple[int, ...]) -> str:
+    """Return a name that was never used on this store and on which all who call agree.
+
+    What only its members know of is counted by its ranks: they agree on that without the others.
+    """
+    world.made[known_to] += 1
+    number = world.made[known_to]
+    return f"{number} of {','.join(map(str, known_to))}" if known_to else str(number)
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: ProcessGroup | None = None,
+    timeout: Timeout | None = None,
+    backend: str | None = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int | None]]:
+    """Cut a group (the world unless given) into groups of ``group_size`` consecutive ranks.
+
+    Returns the caller's group and all of them in order.
+    """
+    parent = resolve(group)
+    if group_size is None or not 0 < group_size <= parent.size() or parent.size() % group_size:
+        raise UsageError(
+            f"group_size must divide the {parent.size()} ranks of {parent.group_name!r}, got "
+            f"{group_size}"
+        )
+    ranks = parent.members.ranks
+    lists = [list(ranks[at : at + group_size]) for at in range(0, len(ranks), group_size)]
+    return new_subgroups_by_enumeration(lists, timeout, backend, group_desc)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: Timeout | None = None,
+    backend: str | None = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int | None]]:
+    """Form one group for each list of world ranks; no rank may be in two.
+
+    Returns the caller's group (None when it is in no list) and all of them in order.
+    """
+    lists = [list(ranks) for ranks in ranks_per_subgroup_list]
+    if not lists:
+        raise UsageError("new_subgroups_by_enumeration needs at least one list of ranks")
+    everyone = sorted(rank for ranks in lists for rank in ranks)
+    twice = [a for a, b in pairwise(everyone) if a == b]
+    if twice:  # found before any group is made
+        raise UsageError(f"rank {twice[0]} is in more than one sub-group: {lists}")
+    groups = [new_group(ranks, timeout, backend, group_desc=group_desc) for ranks in lists]
+    mine = next((g for g in groups if isinstance(g, ProcessGroup)), None)
+    return mine, groups
+
+
+def split_group(
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: Timeout | None = None,
+    group_desc: str | None = None,
+) -> ProcessGroup | None:
+    """Split a group by lists of *its* ranks; only its members call. None to who is in no list."""
+    parent = resolve(parent_pg)
+    if not split_ranks:
+        raise UsageError("split_group needs split_ranks, a list of lists of the parent's ranks")
+    mine = [ranks for ranks in split_ranks if parent.rank() in ranks]
+    if len(mine) > 1:
+        raise UsageError(f"rank {parent.rank()} is in more than one part: {split_ranks}")
+    if not mine:
+        return None
+    ranks = [parent.members.world_rank(rank) for rank in mine[0]]
+    group = new_group(ranks, timeout, use_local_synchronization=True, group_desc=group_desc)
+    return group if isinstance(group, ProcessGroup) else None

@@ -1,0 +1,146 @@
+"""Groups of some of the world's ranks."""
+
+import os
+import threading
+
+import pytest
+import torch
+
+import gradsync as dist
+from gradsync.testing import faults
+from gradsync.testing.conformance import check_group
+
+
+def total(group) -> float:
+    tensor = torch.tensor([float(dist.get_rank())])
+    group.all_reduce(tensor)
+    return tensor.item()
+
+
+@pytest.mark.ranks(4)
+def test_members_get_a_group_and_the_others_a_mark(rank):
+    group = dist.new_group([3, 1], group_desc="odd ones")
+    if rank in (1, 3):
+        assert dist.get_process_group_ranks(group) == [1, 3]
+        assert (group.size(), group.rank(), group.group_desc) == (2, rank // 2, "odd ones")
+        assert dist.get_group_rank(group, rank) == rank // 2
+        assert dist.get_global_rank(group, 1) == 3
+        assert total(group) == 4.0
+        check_group(group)
+        with pytest.raises(dist.UsageError, match=r"rank 0 of the world is not in the group"):
+            dist.get_group_rank(group, 0)
+    else:
+        assert group == dist.GroupMember.NON_GROUP_MEMBER
+        assert (dist.get_rank(group), dist.get_world_size(group)) == (-1, -1)
+        with pytest.raises(dist.UsageError, match="not in the group"):
+            dist.get_backend(group)
+        dist.destroy_process_group(group)  # nothing to do, no harm
+    assert dist.get_pg_count() == 2
+    dist.barrier()
+
+
+@pytest.mark.ranks(3)
+def test_order_of_ranks_may_be_chosen(rank):
+    group = dist.new_group([2, 0, 1], sort_ranks=False)
+    assert dist.get_process_group_ranks(group) == [2, 0, 1]
+    assert group.rank() == [1, 2, 0][rank]
+    tensor = torch.tensor([float(rank)])
+    group.broadcast(tensor, 0)
+    assert tensor.item() == 2.0
+    assert dist.group.WORLD is dist.GroupMember.WORLD
+    assert dist.group.WORLD.size() == 3
+
+
+@pytest.mark.ranks(4)
+def test_only_members_call_with_local_synchronization(rank):
+    if rank < 2:
+        for _ in range(3):  # the same ranks again: another group each time
+            group = dist.new_group([0, 1], use_local_synchronization=True)
+            assert total(group) == 1.0
+            dist.destroy_process_group(group)
+    group = dist.new_group([1, 2, 3])  # all ranks call, however many groups each knows
+    if rank:
+        assert total(group) == 6.0
+
+
+@pytest.mark.ranks(4)
+def test_sub_groups_in_rows(rank):
+    mine, groups = dist.new_subgroups(2)
+    assert dist.get_process_group_ranks(mine) == [rank // 2 * 2, rank // 2 * 2 + 1]
+    assert [isinstance(g, dist.ProcessGroup) for g in groups] == [rank < 2, rank >= 2]
+    assert total(mine) == (1.0 if rank < 2 else 5.0)
+    mine, groups = dist.new_subgroups_by_enumeration([[0, 3], [1]])
+    assert (mine is None) == (rank == 2)
+    part = dist.split_group(split_ranks=[[0, 2], [3]])
+    assert (part is None) == (rank == 1)
+    if rank in (0, 2):
+        assert total(part) == 2.0
+
+
+@pytest.mark.ranks(2)
+def test_mistakes_are_found_before_anything_is_sent():
+    for ranks, message in (
+        ([], "at least one rank"),
+        ([0, 0], "only once"),
+        ([0, 2], "no rank 2 in a world of 2"),
+    ):
+        with pytest.raises(dist.UsageError, match=message):
+            dist.new_group(ranks)
+    with pytest.raises(dist.UsageError, match="must divide the 2 ranks"):
+        dist.new_subgroups(3)
+    with pytest.raises(dist.UsageError, match="rank 0 is in more than one"):
+        dist.new_subgroups_by_enumeration([[0], [0, 1]])
+    with pytest.raises(dist.UsageError, match="cannot on 'gloo'"):
+        dist.new_group([0], backend="gloo")
+    group = dist.new_group()
+    dist.destroy_process_group(group)
+    with pytest.raises(dist.UsageError, match="destroyed already"):
+        dist.destroy_process_group(group)
+    with pytest.raises(dist.UsageError, match="has been destroyed"):
+        group.barrier()
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_groups_are_independent_of_each_other(rank):
+    """Two threads use two groups in opposite orders; neither waits for the other."""
+    first, second = dist.new_group(), dist.new_group()
+    order = [first, second] if rank == 0 else [second, first]
+    threads = [threading.Thread(target=group.barrier) for group in order]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.mark.ranks(2)
+def test_a_hundred_groups_leave_nothing():
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors(), threading.active_count()
+    for _ in range(100):
+        group = dist.new_group()
+        group.barrier()
+        dist.destroy_process_group(group)
+    assert (descriptors(), threading.active_count()) == before
+
+
+@pytest.mark.ranks(3, faults=[faults.kill(rank=2, at="barrier#1")])
+def test_death_is_seen_in_every_group(rank):
+    group = dist.new_group([1, 2])
+    if rank == 2:
+        dist.barrier()
+    lost = group if rank == 1 else dist.group.WORLD
+    with pytest.raises(dist.PeerLostError, match="SIGKILL"):
+        lost.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_world_takes_its_groups_along(rank):
+    group = dist.new_group()
+    group.barrier()
+    dist.destroy_process_group()
+    with pytest.raises(dist.UsageError, match="has been destroyed"):
+        group.barrier()
