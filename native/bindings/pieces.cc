@@ -22,38 +22,38 @@ std::vector<Byte*> pointers(const Addresses& addresses) {
   return all;
 }
 
-void call_all_gather(Session& self, std::uintptr_t input, std::size_t count, int dtype,
+void call_all_gather(Session& self, std::uintptr_t address, std::size_t count, int dtype,
                      const Addresses& outputs, double timeout_s) {
   const auto type = checked<Dtype>(dtype, "dtype");
   const auto to = pointers<std::byte>(outputs);
   run_released(
-      [&] { return self.all_gather(at(input), count, type, to, Deadline::after(timeout_s)); });
+      [&] { return self.all_gather(at(address), count, type, to, Deadline::after(timeout_s)); });
 }
 
-void call_gather(Session& self, std::uintptr_t input, std::size_t count, int dtype,
+void call_gather(Session& self, std::uintptr_t address, std::size_t count, int dtype,
                  const Addresses& outputs, int root, double timeout_s) {
   const auto type = checked<Dtype>(dtype, "dtype");
   const auto to = pointers<std::byte>(outputs);
   run_released(
-      [&] { return self.gather(at(input), count, type, to, root, Deadline::after(timeout_s)); });
+      [&] { return self.gather(at(address), count, type, to, root, Deadline::after(timeout_s)); });
 }
 
-void call_scatter(Session& self, const Addresses& inputs, std::uintptr_t output, std::size_t count,
+void call_scatter(Session& self, const Addresses& inputs, std::uintptr_t address, std::size_t count,
                   int dtype, int root, double timeout_s) {
   const auto type = checked<Dtype>(dtype, "dtype");
   const auto from = pointers<const std::byte>(inputs);
   run_released([&] {
-    return self.scatter(from, at(output), count, type, root, Deadline::after(timeout_s));
+    return self.scatter(from, at(address), count, type, root, Deadline::after(timeout_s));
   });
 }
 
 void call_reduce_scatter(Session& self, const Addresses& inputs, const Counts& counts,
-                         std::uintptr_t output, int dtype, int reduce, double timeout_s) {
+                         std::uintptr_t address, int dtype, int reduce, double timeout_s) {
   const auto type = checked<Dtype>(dtype, "dtype");
   const auto operation = checked<Reduce>(reduce, "reduce operation");
   const auto from = pointers<const std::byte>(inputs);
   run_released([&] {
-    return self.reduce_scatter(from, counts, at(output), type, operation,
+    return self.reduce_scatter(from, counts, at(address), type, operation,
                                Deadline::after(timeout_s));
   });
 }
@@ -73,14 +73,14 @@ void call_all_to_all(Session& self, const Addresses& inputs, const Counts& input
 }  // namespace
 
 void bind_piece_calls(nb::class_<Session>& session) {
-  session.def("all_gather", &call_all_gather, nb::arg("input"), nb::arg("count"), nb::arg("dtype"),
-              nb::arg("outputs"), nb::arg("timeout_s"));
-  session.def("gather", &call_gather, nb::arg("input"), nb::arg("count"), nb::arg("dtype"),
+  session.def("all_gather", &call_all_gather, nb::arg("address"), nb::arg("count"),
+              nb::arg("dtype"), nb::arg("outputs"), nb::arg("timeout_s"));
+  session.def("gather", &call_gather, nb::arg("address"), nb::arg("count"), nb::arg("dtype"),
               nb::arg("outputs"), nb::arg("root"), nb::arg("timeout_s"));
-  session.def("scatter", &call_scatter, nb::arg("inputs"), nb::arg("output"), nb::arg("count"),
+  session.def("scatter", &call_scatter, nb::arg("inputs"), nb::arg("address"), nb::arg("count"),
               nb::arg("dtype"), nb::arg("root"), nb::arg("timeout_s"));
   session.def("reduce_scatter", &call_reduce_scatter, nb::arg("inputs"), nb::arg("counts"),
-              nb::arg("output"), nb::arg("dtype"), nb::arg("reduce"), nb::arg("timeout_s"));
+              nb::arg("address"), nb::arg("dtype"), nb::arg("reduce"), nb::arg("timeout_s"));
   session.def("all_to_all", &call_all_to_all, nb::arg("inputs"), nb::arg("input_counts"),
               nb::arg("outputs"), nb::arg("output_counts"), nb::arg("dtype"), nb::arg("timeout_s"));
 }

@@ -47,11 +47,11 @@ class Session:
     # Lists have one address (or count, in elements) per rank; ``gather``'s outputs and
     # ``scatter``'s inputs are empty on ranks other than the root.
     def all_gather(
-        self, input: int, count: int, dtype: int, outputs: Sequence[int], timeout_s: float
+        self, address: int, count: int, dtype: int, outputs: Sequence[int], timeout_s: float
     ) -> None: ...
     def gather(
         self,
-        input: int,
+        address: int,
         count: int,
         dtype: int,
         outputs: Sequence[int],
@@ -61,7 +61,7 @@ class Session:
     def scatter(
         self,
         inputs: Sequence[int],
-        output: int,
+        address: int,
         count: int,
         dtype: int,
         root: int,
@@ -71,7 +71,7 @@ class Session:
         self,
         inputs: Sequence[int],
         counts: Sequence[int],
-        output: int,
+        address: int,
         dtype: int,
         reduce: int,
         timeout_s: float,

@@ -15,12 +15,15 @@ from gradsync.base.deadline import Timeout, seconds
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.buffers import copy_back, view
+from gradsync.group.exchanging import Exchanging
+from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
+from gradsync.group.reducing import Reducing
 
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup:
+class ProcessGroup(Gathering, Reducing, Exchanging):
     """Ranks that call collectives together.
 
     Every rank must make the same calls in the same order. A call that cannot be carried out raises
@@ -87,11 +90,7 @@ class ProcessGroup:
 
     def broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None) -> None:
         """Overwrite ``tensor`` with that of rank ``root`` of this group."""
-        if not 0 <= root < self._size:
-            raise UsageError(
-                f"broadcast: there is no rank {root} in the group {self.group_name!r} of "
-                f"{self._size} ranks"
-            )
+        self._check_root("broadcast", root)
         buffer = view(tensor, "broadcast")
         self.submit(Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root))
         copy_back(tensor, buffer)
