@@ -1,12 +1,11 @@
 // The shared-memory core as Python sees it: a lobby to meet in, a link to reach one, a session to
 // run calls on. Tensors come as addresses and counts; whoever calls keeps them alive.
-#include "session/session.h"
+#include "bindings/session.h"
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include "bindings/bindings.h"
 #include "common/cgroup.h"
 #include "common/cores.h"
 
@@ -14,27 +13,6 @@ namespace nb = nanobind;
 
 namespace gradsync {
 namespace {
-
-template <typename Call>
-void run(Call call) {
-  Status status;
-  {
-    const nb::gil_scoped_release released;
-    status = call();
-  }
-  raise_if_failed(status);
-}
-
-std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
-
-template <typename Enum>
-Enum checked(int number, const char* what) {
-  if (number < 0 || number > static_cast<int>(Enum::last)) {
-    raise_if_failed(
-        Status::error(Code::invalid, std::string("no ") + what + " " + std::to_string(number)));
-  }
-  return static_cast<Enum>(number);
-}
 
 class LobbyHandle {
  public:
@@ -46,7 +24,7 @@ class LobbyHandle {
   std::unique_ptr<Session> host(const std::vector<int>& pids, std::size_t staging_bytes,
                                 double timeout_s) {
     std::unique_ptr<Session> session;
-    run([&] {
+    run_released([&] {
       return Session::host(std::move(lobby_), pids, staging_bytes, Deadline::after(timeout_s),
                            session);
     });
@@ -69,7 +47,7 @@ class Link {
     }
     std::memcpy(key.data(), secret.c_str(), key.size());
     std::unique_ptr<Session> session;
-    run([&] {
+    run_released([&] {
       return Session::join(std::move(socket_), key, rank, ranks, Deadline::after(timeout_s),
                            session);
     });
@@ -101,13 +79,13 @@ void bind_calls(nb::class_<Session>& session) {
   session.def(
       "enter",
       [](Session& self, double timeout_s) {
-        run([&] { return self.enter(Deadline::after(timeout_s)); });
+        run_released([&] { return self.enter(Deadline::after(timeout_s)); });
       },
       nb::arg("timeout_s"));
   session.def(
       "barrier",
       [](Session& self, double timeout_s) {
-        run([&] { return self.barrier(Deadline::after(timeout_s)); });
+        run_released([&] { return self.barrier(Deadline::after(timeout_s)); });
       },
       nb::arg("timeout_s"));
   session.def(
@@ -115,11 +93,23 @@ void bind_calls(nb::class_<Session>& session) {
       [](Session& self, std::uintptr_t address, std::size_t count, int dtype, int root,
          double timeout_s) {
         const auto type = checked<Dtype>(dtype, "dtype");
-        run([&] {
+        run_released([&] {
           return self.broadcast(at(address), count, type, root, Deadline::after(timeout_s));
         });
       },
       nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"),
+      nb::arg("timeout_s"));
+  session.def(
+      "reduce",
+      [](Session& self, std::uintptr_t address, std::size_t count, int dtype, int reduce, int root,
+         double timeout_s) {
+        const auto type = checked<Dtype>(dtype, "dtype");
+        const auto operation = checked<Reduce>(reduce, "reduce operation");
+        run_released([&] {
+          return self.reduce(at(address), count, type, operation, root, Deadline::after(timeout_s));
+        });
+      },
+      nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduce"), nb::arg("root"),
       nb::arg("timeout_s"));
   session.def(
       "all_reduce",
@@ -127,7 +117,7 @@ void bind_calls(nb::class_<Session>& session) {
          double timeout_s) {
         const auto type = checked<Dtype>(dtype, "dtype");
         const auto operation = checked<Reduce>(reduce, "reduce operation");
-        run([&] {
+        run_released([&] {
           return self.all_reduce(at(address), count, type, operation, Deadline::after(timeout_s));
         });
       },
@@ -156,6 +146,7 @@ void bind_session(nb::module_& module) {
       .def("leave", &Session::leave, nb::arg("note"))
       .def("report", &report);
   bind_calls(session);
+  bind_piece_calls(session);
   module.def("local_sessions", &local_sessions, nb::arg("ranks"), nb::arg("staging_bytes"));
   module.def("usable_cores", [] { return usable_cores(affinity_mask(), cgroup_cpus()); });
 }

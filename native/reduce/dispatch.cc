@@ -65,6 +65,10 @@ ReduceKernel lookup(Dtype dtype, Reduce operation) {
     case Dtype::boolean: return kernel_for<Boolean, Family::boolean>(operation);
     case Dtype::c128: return kernel_for<std::complex<double>, Family::complex>(operation);
     case Dtype::c64: return kernel_for<std::complex<float>, Family::complex>(operation);
+    case Dtype::f8e4m3fn: return kernel_for<Float8E4M3fn, Family::real>(operation);
+    case Dtype::f8e5m2: return kernel_for<Float8E5M2, Family::real>(operation);
+    case Dtype::f8e4m3fnuz: return kernel_for<Float8E4M3fnuz, Family::real>(operation);
+    case Dtype::f8e5m2fnuz: return kernel_for<Float8E5M2fnuz, Family::real>(operation);
   }
   return nullptr;
 }

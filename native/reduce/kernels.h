@@ -11,6 +11,7 @@
 #include <span>
 #include <type_traits>
 
+#include "reduce/float8.h"
 #include "reduce/half.h"
 
 namespace gradsync::kernels {
@@ -34,6 +35,14 @@ template <>
 struct Widening<Float16> : HalfWidening<Float16> {};
 template <>
 struct Widening<Bfloat16> : HalfWidening<Bfloat16> {};
+template <>
+struct Widening<Float8E4M3fn> : HalfWidening<Float8E4M3fn> {};
+template <>
+struct Widening<Float8E5M2> : HalfWidening<Float8E5M2> {};
+template <>
+struct Widening<Float8E4M3fnuz> : HalfWidening<Float8E4M3fnuz> {};
+template <>
+struct Widening<Float8E5M2fnuz> : HalfWidening<Float8E5M2fnuz> {};
 
 // Booleans are bytes in memory; any value but zero counts as true, and results are 0 or 1.
 struct Boolean {

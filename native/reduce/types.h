@@ -22,7 +22,11 @@ enum class Dtype : std::uint8_t {
   boolean,
   c128,
   c64,
-  last = c64,
+  f8e4m3fn,
+  f8e5m2,
+  f8e4m3fnuz,
+  f8e5m2fnuz,
+  last = f8e5m2fnuz,
 };
 
 enum class Reduce : std::uint8_t {
@@ -52,7 +56,11 @@ constexpr std::size_t size_of(Dtype dtype) {
     case Dtype::u16: return 2;
     case Dtype::i8:
     case Dtype::u8:
-    case Dtype::boolean: return 1;
+    case Dtype::boolean:
+    case Dtype::f8e4m3fn:
+    case Dtype::f8e5m2:
+    case Dtype::f8e4m3fnuz:
+    case Dtype::f8e5m2fnuz: return 1;
     case Dtype::c128: return 16;
   }
   return 0;

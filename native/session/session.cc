@@ -154,10 +154,8 @@ Status Session::barrier(Deadline deadline) {
 Status Session::broadcast(std::byte* data, std::size_t count, Dtype dtype, int root,
                           Deadline deadline) {
   return run([&] {
-    if (root < 0 || root >= size()) {
-      return Status::error(Code::invalid, "no rank " + std::to_string(root) + " in a group of " +
-                                              std::to_string(size()));
-    }
+    const Status status = check_root(root);
+    if (!status.ok()) return status;
     return gradsync::broadcast(team_, staging_, data, count, dtype, root, deadline);
   });
 }
@@ -166,6 +164,84 @@ Status Session::all_reduce(std::byte* data, std::size_t count, Dtype dtype, Redu
                            Deadline deadline) {
   return run(
       [&] { return gradsync::all_reduce(team_, staging_, data, count, dtype, reduce, deadline); });
+}
+
+Status Session::check_root(int root) const {
+  if (root >= 0 && root < size()) return Status::success();
+  std::ostringstream text;
+  text << "no rank " << root << " in a group of " << size();
+  return Status::error(Code::invalid, text.str());
+}
+
+Status Session::check_list(const char* what, std::size_t entries, bool needed) const {
+  const std::size_t wanted = needed ? static_cast<std::size_t>(size()) : 0;
+  if (entries == wanted) return Status::success();
+  std::ostringstream text;
+  text << entries << " " << what << " on rank " << rank() << " of " << size() << ", which needs "
+       << wanted;
+  return Status::error(Code::invalid, text.str());
+}
+
+Status Session::reduce(std::byte* data, std::size_t count, Dtype dtype, Reduce reduce, int root,
+                       Deadline deadline) {
+  return run([&] {
+    const Status status = check_root(root);
+    if (!status.ok()) return status;
+    return gradsync::reduce(team_, staging_, data, count, dtype, reduce, root, deadline);
+  });
+}
+
+Status Session::all_gather(const std::byte* input, std::size_t count, Dtype dtype,
+                           std::span<std::byte* const> outputs, Deadline deadline) {
+  return run([&] {
+    const Status status = check_list("outputs", outputs.size());
+    if (!status.ok()) return status;
+    return gradsync::all_gather(team_, staging_, input, count, dtype, outputs, deadline);
+  });
+}
+
+Status Session::gather(const std::byte* input, std::size_t count, Dtype dtype,
+                       std::span<std::byte* const> outputs, int root, Deadline deadline) {
+  return run([&] {
+    Status status = check_root(root);
+    if (status.ok()) status = check_list("outputs", outputs.size(), rank() == root);
+    if (!status.ok()) return status;
+    return gradsync::gather(team_, staging_, input, count, dtype, outputs, root, deadline);
+  });
+}
+
+Status Session::scatter(std::span<const std::byte* const> inputs, std::byte* output,
+                        std::size_t count, Dtype dtype, int root, Deadline deadline) {
+  return run([&] {
+    Status status = check_root(root);
+    if (status.ok()) status = check_list("inputs", inputs.size(), rank() == root);
+    if (!status.ok()) return status;
+    return gradsync::scatter(team_, staging_, inputs, output, count, dtype, root, deadline);
+  });
+}
+
+Status Session::reduce_scatter(std::span<const std::byte* const> inputs,
+                               std::span<const std::size_t> counts, std::byte* output, Dtype dtype,
+                               Reduce reduce, Deadline deadline) {
+  return run([&] {
+    Status status = check_list("inputs", inputs.size());
+    if (status.ok()) status = check_list("counts", counts.size());
+    if (!status.ok()) return status;
+    return gradsync::reduce_scatter(team_, staging_, inputs, counts, output, dtype, reduce,
+                                    deadline);
+  });
+}
+
+Status Session::all_to_all(const Pieces<const std::byte>& inputs, const Pieces<std::byte>& outputs,
+                           Dtype dtype, Deadline deadline) {
+  return run([&] {
+    Status status = check_list("inputs", inputs.data.size());
+    if (status.ok()) status = check_list("input counts", inputs.counts.size());
+    if (status.ok()) status = check_list("outputs", outputs.data.size());
+    if (status.ok()) status = check_list("output counts", outputs.counts.size());
+    if (!status.ok()) return status;
+    return gradsync::all_to_all(team_, staging_, inputs, outputs, dtype, deadline);
+  });
 }
 
 std::vector<RankReport> Session::report() const {

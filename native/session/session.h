@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,21 @@ class Session {
   Status broadcast(std::byte* data, std::size_t count, Dtype dtype, int root, Deadline deadline);
   Status all_reduce(std::byte* data, std::size_t count, Dtype dtype, Reduce reduce,
                     Deadline deadline);
+  // See algo/algorithm.h. Lists have one entry per rank; gather's outputs and scatter's inputs only
+  // on the root.
+  Status reduce(std::byte* data, std::size_t count, Dtype dtype, Reduce reduce, int root,
+                Deadline deadline);
+  Status all_gather(const std::byte* input, std::size_t count, Dtype dtype,
+                    std::span<std::byte* const> outputs, Deadline deadline);
+  Status gather(const std::byte* input, std::size_t count, Dtype dtype,
+                std::span<std::byte* const> outputs, int root, Deadline deadline);
+  Status scatter(std::span<const std::byte* const> inputs, std::byte* output, std::size_t count,
+                 Dtype dtype, int root, Deadline deadline);
+  Status reduce_scatter(std::span<const std::byte* const> inputs,
+                        std::span<const std::size_t> counts, std::byte* output, Dtype dtype,
+                        Reduce reduce, Deadline deadline);
+  Status all_to_all(const Pieces<const std::byte>& inputs, const Pieces<std::byte>& outputs,
+                    Dtype dtype, Deadline deadline);
 
   // These may be called while another thread is inside a call.
   void abort(const std::string& reason) { team_.abort(reason); }
@@ -63,6 +79,10 @@ class Session {
   // comes next, so every later call fails with the same status.
   template <typename Call>
   Status run(Call call);
+
+  Status check_root(int root) const;
+  // A list with an entry for each rank, or an empty one where the rank needs none.
+  Status check_list(const char* what, std::size_t entries, bool needed = true) const;
 
   std::shared_ptr<Segment> segment_;
   Team team_;

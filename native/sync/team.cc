@@ -135,7 +135,11 @@ void Team::publish(std::uint64_t step) {
 }
 
 bool Team::has_reached(int peer, std::uint64_t step) const {
-  return reached(slot(peer).progress.load(std::memory_order_acquire), step);
+  return reached(progress_of(peer), step);
+}
+
+std::uint32_t Team::progress_of(int peer) const {
+  return slot(peer).progress.load(std::memory_order_acquire);
 }
 
 Status Team::wait_for_all(std::uint64_t step, Deadline deadline) {
@@ -192,22 +196,24 @@ Status Team::health(std::uint64_t step) const {
     return header_->gave_up && !late.ranks.empty() ? late : status;
   }
   // Only ranks that still owe this step matter: the others may have gone home rightly.
+  int culprit = -1;
+  const auto suspect = [&](int peer) {
+    // Nobody waits for a step beyond its own, so whoever went because of another rank has got
+    // further than that one: the one that is furthest behind is the cause.
+    if (peer == rank_ || has_reached(peer, step)) return;
+    if (culprit < 0 || !has_reached(peer, progress_of(culprit))) culprit = peer;
+  };
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
     const Presence presence = slot(peer).presence.load(std::memory_order_acquire);
-    if (presence == Presence::failed && !has_reached(peer, step)) {
-      return lost(peer, slot(peer).note.data());
-    }
-    if (presence == Presence::left && !has_reached(peer, step)) {
-      return lost(peer, "left the group before this call");
-    }
+    if (presence == Presence::failed || presence == Presence::left) suspect(peer);
   }
-  for (const int peer : liveness_.dead()) {
-    if (peer == rank_ || has_reached(peer, step)) continue;
-    const std::string how = liveness_.how_it_ended(peer, slot(peer).pid);
-    return lost(peer, how.empty() ? "its process is gone" : "its process is gone: " + how);
-  }
-  return Status::success();
+  for (const int peer : liveness_.dead()) suspect(peer);
+  if (culprit < 0) return Status::success();
+  const Presence presence = slot(culprit).presence.load(std::memory_order_acquire);
+  if (presence == Presence::failed) return lost(culprit, slot(culprit).note.data());
+  if (presence == Presence::left) return lost(culprit, "left the group before this call");
+  const std::string how = liveness_.how_it_ended(culprit, slot(culprit).pid);
+  return lost(culprit, how.empty() ? "its process is gone" : "its process is gone: " + how);
 }
 
 Status Team::lost(int peer, const std::string& why) const {

@@ -76,6 +76,7 @@ class Team {
     return static_cast<std::int32_t>(word - static_cast<std::uint32_t>(step)) >= 0;
   }
   Slot& slot(int rank) const { return slots_[rank]; }
+  std::uint32_t progress_of(int peer) const;
   bool has_reached(int peer, std::uint64_t step) const;
   // Why the step cannot come any more, or ok.
   Status health(std::uint64_t step) const;

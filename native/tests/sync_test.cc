@@ -101,6 +101,25 @@ TEST(rank_that_fails_tells_why) {
   });
 }
 
+TEST(rank_that_went_because_of_another_is_not_blamed) {
+  constexpr int ranks = 3;
+  Segment segment;
+  CHECK_OK(Segment::create(segment_bytes(ranks, small_staging), segment));
+  Team::format(segment.data(), ranks, small_staging);
+  std::vector<Team> teams;
+  for (int rank = 0; rank < ranks; ++rank) {
+    teams.emplace_back(segment.data(), rank, ranks, Liveness());
+    (void)teams.back().enter(Deadline::after(0));
+  }
+  teams[1].publish(2);
+  teams[0].publish(3);
+  teams[1].leave("the cause");
+  teams[0].leave("rank 1 is gone");
+  const Status status = teams[2].wait_for(0, 4, Deadline::after(10));
+  CHECK(status.code == Code::peer_lost);
+  CHECK(status.ranks == std::vector<int>{1});
+}
+
 TEST(rank_that_leaves_after_its_last_call_harms_nobody) {
   for (int round = 0; round < 50; ++round) {
     run_threads(3, [](Session& session) { CHECK_OK(session.barrier(Deadline::after(10))); });

@@ -40,6 +40,51 @@ class Session:
     def all_reduce(
         self, address: int, count: int, dtype: int, reduce: int, timeout_s: float
     ) -> None: ...
+    def reduce(
+        self, address: int, count: int, dtype: int, reduce: int, root: int, timeout_s: float
+    ) -> None: ...
+
+    # Lists have one address (or count, in elements) per rank; ``gather``'s outputs and
+    # ``scatter``'s inputs are empty on ranks other than the root.
+    def all_gather(
+        self, address: int, count: int, dtype: int, outputs: Sequence[int], timeout_s: float
+    ) -> None: ...
+    def gather(
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        outputs: Sequence[int],
+        root: int,
+        timeout_s: float,
+    ) -> None: ...
+    def scatter(
+        self,
+        inputs: Sequence[int],
+        address: int,
+        count: int,
+        dtype: int,
+        root: int,
+        timeout_s: float,
+    ) -> None: ...
+    def reduce_scatter(
+        self,
+        inputs: Sequence[int],
+        counts: Sequence[int],
+        address: int,
+        dtype: int,
+        reduce: int,
+        timeout_s: float,
+    ) -> None: ...
+    def all_to_all(
+        self,
+        inputs: Sequence[int],
+        input_counts: Sequence[int],
+        outputs: Sequence[int],
+        output_counts: Sequence[int],
+        dtype: int,
+        timeout_s: float,
+    ) -> None: ...
     def abort(self, reason: str) -> None: ...
     def leave(self, note: str) -> None: ...
     def report(self) -> list[tuple[int, int, int, int, int, int]]: ...

@@ -27,10 +27,22 @@ NO_BUFFER = Buffer(0, 0, 0, None)
 
 
 class Call(NamedTuple):
-    """One operation on one group."""
+    """One operation on one group.
+
+    ``buffer`` is the rank's own tensor: what it gives, gets, or both. Operations that move a piece
+    per rank have the others in ``inputs`` and ``outputs``, one for each rank; all_to_all has only
+    these.
+    """
 
     op: Op
     buffer: Buffer
     timeout_s: float
     reduce: ReduceOp = ReduceOp.SUM
     root: int = 0
+    inputs: tuple[Buffer, ...] = ()
+    outputs: tuple[Buffer, ...] = ()
+
+    @property
+    def main_buffer(self) -> Buffer:
+        """The rank's own tensor, or the first of its inputs: for messages and observers."""
+        return self.inputs[0] if self.inputs and self.buffer is NO_BUFFER else self.buffer

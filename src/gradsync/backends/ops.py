@@ -10,7 +10,20 @@ from typing import NamedTuple
 
 from gradsync.base.dtypes import DTYPE_NAMES, ReduceOp
 
-__all__ = ["ALL_REDUCE", "BARRIER", "BROADCAST", "OPS", "Op", "describe"]
+__all__ = [
+    "ALL_GATHER",
+    "ALL_REDUCE",
+    "ALL_TO_ALL",
+    "BARRIER",
+    "BROADCAST",
+    "GATHER",
+    "OPS",
+    "REDUCE",
+    "REDUCE_SCATTER",
+    "SCATTER",
+    "Op",
+    "describe",
+]
 
 
 class Op(NamedTuple):
@@ -21,13 +34,34 @@ class Op(NamedTuple):
     has_data: bool = True
     has_reduce: bool = False
     has_root: bool = False
+    has_count: bool = True
+    """Whether all ranks must give the same number of elements."""
 
 
 BARRIER = Op("barrier", 1, has_data=False)
 BROADCAST = Op("broadcast", 2, has_root=True)
 ALL_REDUCE = Op("all_reduce", 3, has_reduce=True)
+REDUCE = Op("reduce", 4, has_reduce=True, has_root=True)
+ALL_GATHER = Op("all_gather", 5)
+GATHER = Op("gather", 6, has_root=True)
+SCATTER = Op("scatter", 7, has_root=True)
+REDUCE_SCATTER = Op("reduce_scatter", 8, has_reduce=True)
+ALL_TO_ALL = Op("all_to_all", 9, has_count=False)
 
-OPS = (BARRIER, BROADCAST, ALL_REDUCE)
+OPS = (
+    BARRIER,
+    BROADCAST,
+    ALL_REDUCE,
+    REDUCE,
+    ALL_GATHER,
+    GATHER,
+    SCATTER,
+    REDUCE_SCATTER,
+    ALL_TO_ALL,
+)
+
+_UNEVEN = 1 << 24
+"""A reduce_scatter of pieces that differ in size; the count is their sum."""
 
 _BY_NUMBER = {op.number: op for op in OPS}
 
@@ -37,13 +71,16 @@ def describe(what: int, count: int) -> str:
 
     >>> describe(3 | 1 << 8 | 4 << 16, 10)
     'all_reduce(float32[10], MAX)'
+    >>> describe(9 | 1 << 8, 0)
+    'all_to_all(float32)'
     """
     op = _BY_NUMBER.get(what & 0xFF)
     if op is None:
         return "nothing yet"
     parts = []
     if op.has_data:
-        parts.append(f"{DTYPE_NAMES[what >> 8 & 0xFF]}[{count}]")
+        size = f"{count} in uneven pieces" if what & _UNEVEN else count
+        parts.append(DTYPE_NAMES[what >> 8 & 0xFF] + (f"[{size}]" if op.has_count else ""))
     if op.has_reduce:
         parts.append(ReduceOp(what >> 16 & 0xFF).name)
     if op.has_root:

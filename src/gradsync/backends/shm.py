@@ -13,6 +13,7 @@ from gradsync import _native
 from gradsync.backends.backend import Bootstrap
 from gradsync.backends.call import Call
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
+from gradsync.backends.pieces import run_pieces
 from gradsync.backends.translate import RankState, call_error, forming_error, rank_states
 from gradsync.backends.work import DoneWork, Work
 from gradsync.base.host import HostEvidence, islands
@@ -56,9 +57,11 @@ class ShmBackend:
             elif op is BARRIER:
                 self._session.barrier(timeout_s)
             else:
-                raise BackendUnavailable(f"the shared-memory backend has no {op.name}")
+                run_pieces(self._session, call)
         except _native.StatusError as error:
             raise call_error(error, self._session, op, timeout_s) from None
+        if call.outputs:
+            return DoneWork([output.owner for output in call.outputs])
         return DoneWork([] if buffer.owner is None else [buffer.owner])
 
     def abort(self, reason: str) -> None:

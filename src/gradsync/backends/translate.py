@@ -84,7 +84,7 @@ def call_error(
     elif code == "mismatch":
         kind = MismatchError
         message = (
-            f"{here}: the ranks asked for different things, so nothing was done:\n{table}\n"
+            f"{here}: {detail}, so nothing was done:\n{table}\n"
             f"Every rank must make the same calls in the same order, with the same dtype and size."
         )
     elif code == "aborted":

@@ -22,6 +22,10 @@ DTYPE_NAMES = (
     "bool",
     "complex128",
     "complex64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
 )
 """torch's names of the types; the place in the tuple is the number."""
 

@@ -16,13 +16,16 @@ from gradsync.base.deadline import Timeout, seconds
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.buffers import copy_back, view
+from gradsync.group.exchanging import Exchanging
+from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
 from gradsync.group.members import Members
+from gradsync.group.reducing import Reducing
 
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup:
+class ProcessGroup(Gathering, Reducing, Exchanging):
     """Ranks that call collectives together.
 
     Every rank must make the same calls in the same order. A call that cannot be carried out raises
@@ -39,6 +42,8 @@ class ProcessGroup:
     ) -> None:
         self._backend: Backend | None = backend
         self.members = members
+        self.group_name = members.name
+        self.group_desc = members.description
         self._rank = members.rank
         self._size = len(members.ranks)
         self._timeout_s = timeout_s
@@ -49,16 +54,6 @@ class ProcessGroup:
         self.made: Counter[tuple[int, ...]] = Counter()
         """Sub-groups made so far, for names that were never used: under () those that all ranks
         know of, under their ranks those that only their members do."""
-
-    @property
-    def group_name(self) -> str:
-        """The name of the group, the same on all its ranks."""
-        return self.members.name
-
-    @property
-    def group_desc(self) -> str:
-        """What the group was made for, in the words of whoever made it."""
-        return self.members.description
 
     def rank(self) -> int:
         """Return the caller's rank in this group."""
@@ -102,11 +97,7 @@ class ProcessGroup:
 
     def broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None) -> None:
         """Overwrite ``tensor`` with that of rank ``root`` of this group."""
-        if not 0 <= root < self._size:
-            raise UsageError(
-                f"broadcast: there is no rank {root} in the group {self.group_name!r} of "
-                f"{self._size} ranks"
-            )
+        self._check_root("broadcast", root)
         buffer = view(tensor, "broadcast")
         self.submit(Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root))
         copy_back(tensor, buffer)

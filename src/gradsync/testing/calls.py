@@ -26,7 +26,8 @@ class CallLog:
         self._count += 1
         what = call.op.name
         if call.op.has_data:
-            what += f"({DTYPE_NAMES[call.buffer.dtype]}[{call.buffer.numel}])"
+            buffer = call.main_buffer
+            what += f"({DTYPE_NAMES[buffer.dtype]}[{buffer.numel}])"
         self._entries.append([f"#{self._count} {what}", time.monotonic(), -1.0])
 
     def _after(self, call: Call) -> None:

@@ -14,15 +14,11 @@ from gradsync.backends.ops import OPS
 from gradsync.base.dtypes import DTYPE_NAMES, ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
+from gradsync.testing.conformance import exchange_checks, gather_checks, reduce_checks
+from gradsync.testing.conformance.samples import is_defined, model, same, sample, sizes_for
 from gradsync.testing.threads import ThreadRank, run_threads
 
 __all__ = ["check_backend", "check_group"]
-
-SIZES = (0, 1, 7, 1000, 100_003)
-
-_FLOATS = {"float64", "float32", "float16", "bfloat16"}
-_COMPLEX = {"complex128", "complex64"}
-_BITWISE = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
 
 
 def check_group(group: ProcessGroup) -> None:
@@ -59,61 +55,16 @@ def check_backend(
 # -- checks ---------------------------------------------------------------------------------------
 
 
-def _is_defined(dtype: str, reduce: ReduceOp) -> bool:
-    if reduce in _BITWISE:
-        return dtype not in _FLOATS | _COMPLEX
-    if reduce == ReduceOp.AVG:
-        return dtype in _FLOATS | _COMPLEX
-    return dtype not in _COMPLEX or reduce == ReduceOp.SUM
-
-
-def _sample(rank: int, count: int, dtype: str) -> torch.Tensor:
-    # Small whole numbers: their sums and products are exact in every type, in any order.
-    numbers = (torch.arange(count) * 7 + rank * 3) % 4
-    return numbers.to(getattr(torch, dtype))
-
-
-def _model(tensors: list[torch.Tensor], reduce: ReduceOp) -> torch.Tensor:
-    """Reduce in one process, in a type that holds the exact result."""
-    dtype = tensors[0].dtype
-    if dtype is torch.bool:
-        stacked = torch.stack(tensors).to(torch.int64)
-        wide = stacked if reduce != ReduceOp.SUM else stacked.bool().any(0, keepdim=True).long()
-    else:
-        wide = torch.stack(
-            [t.to(torch.complex128 if dtype.is_complex else torch.float64) for t in tensors]
-        )
-        if reduce in _BITWISE:
-            wide = torch.stack(tensors).to(torch.int64)
-    folds: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-        ReduceOp.SUM: torch.add,
-        ReduceOp.AVG: torch.add,
-        ReduceOp.PRODUCT: torch.mul,
-        ReduceOp.MIN: torch.minimum,
-        ReduceOp.MAX: torch.maximum,
-        ReduceOp.BAND: torch.bitwise_and,
-        ReduceOp.BOR: torch.bitwise_or,
-        ReduceOp.BXOR: torch.bitwise_xor,
-    }
-    result = wide[0]
-    for other in wide[1:]:
-        result = folds[reduce](result, other)
-    if reduce == ReduceOp.AVG:  # part by part: torch rounds a complex quotient differently
-        parts = torch.view_as_real(result) if result.is_complex() else result
-        parts /= len(tensors)
-    return result.to(dtype)
-
-
 def all_reduce_is_right_for_every_type_and_operation(group: ProcessGroup) -> None:
     for dtype in DTYPE_NAMES:
         for reduce in ReduceOp:
-            if not _is_defined(dtype, reduce):
+            if not is_defined(dtype, reduce):
                 continue
-            for count in SIZES:
-                inputs = [_sample(rank, count, dtype) for rank in range(group.size())]
+            for count in sizes_for(dtype, reduce):
+                inputs = [sample(rank, count, dtype) for rank in range(group.size())]
                 tensor = inputs[group.rank()].clone()
                 group.all_reduce(tensor, reduce)
-                assert torch.equal(tensor, _model(inputs, reduce)), (dtype, reduce.name, count)
+                assert same(tensor, model(inputs, reduce)), (dtype, reduce.name, count)
 
 
 def all_reduce_refuses_what_has_no_meaning(group: ProcessGroup) -> None:
@@ -143,10 +94,10 @@ def all_reduce_takes_tensors_with_gaps(group: ProcessGroup) -> None:
 def broadcast_is_right_from_every_root(group: ProcessGroup) -> None:
     for root in range(group.size()):
         for dtype in DTYPE_NAMES:
-            for count in SIZES:
-                tensor = _sample(group.rank(), count, dtype)
+            for count in sizes_for(dtype):
+                tensor = sample(group.rank(), count, dtype)
                 group.broadcast(tensor, root)
-                assert torch.equal(tensor, _sample(root, count, dtype)), (root, dtype, count)
+                assert same(tensor, sample(root, count, dtype)), (root, dtype, count)
 
 
 def broadcast_refuses_a_root_that_is_not_there(group: ProcessGroup) -> None:
@@ -186,4 +137,7 @@ _CHECKS: dict[str, Sequence[Callable[[ProcessGroup], None]]] = {
         all_reduce_takes_tensors_with_gaps,
         work_of_an_async_call_is_complete,
     ),
+    **gather_checks.CHECKS,
+    **reduce_checks.CHECKS,
+    **exchange_checks.CHECKS,
 }

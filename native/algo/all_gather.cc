@@ -1,0 +1,40 @@
+// All-gather of private tensors of one size: everybody stages a chunk, everybody copies out those
+// of the others.
+//   steps: 1 per chunk   bytes moved per rank: n in, ranks * n out (its own piece past the staging)
+//
+// Where the pieces go is a list of addresses, so that a list of tensors and the parts of one large
+// tensor are the same thing. The own piece may be the input itself.
+#include "algo/algorithm.h"
+#include "algo/rounds.h"
+
+namespace gradsync {
+
+Status all_gather(Team& team, Staging& staging, const std::byte* input, std::size_t count,
+                  Dtype dtype, std::span<std::byte* const> outputs, Deadline deadline) {
+  const Cut cut{count * size_of(dtype), all_way_bytes(staging)};
+  Rounds rounds(team, staging, deadline);
+  for (std::size_t i = 0; i < cut.rounds(); ++i) {
+    const std::size_t offset = cut.offset(i);
+    const std::size_t length = cut.length(i);
+    Status status = rounds.turn();
+    if (!status.ok()) return status;
+    if (team.size() > 1) copy_bytes(staging.mine(), input + offset, length);
+    if (i == 0) {
+      status = rounds.announce(pack_call(Op::all_gather, dtype, Reduce::sum, 0), count);
+      if (!status.ok()) return status;
+    } else {
+      rounds.publish();
+    }
+    // While the others are still staging; the input's chunk is in the cache.
+    copy_bytes(outputs[static_cast<std::size_t>(team.rank())] + offset, input + offset, length);
+    for (int n = 1; n < team.size(); ++n) {
+      const int peer = rounds.other(n);
+      status = rounds.wait_for(peer);
+      if (!status.ok()) return status;
+      copy_bytes(outputs[static_cast<std::size_t>(peer)] + offset, staging.of(peer), length);
+    }
+  }
+  return Status::success();
+}
+
+}  // namespace gradsync

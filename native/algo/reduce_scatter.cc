@@ -1,0 +1,127 @@
+// Reduce-scatter: each rank stages, for each other rank, a share of that rank's piece, and reduces
+// what all the others staged for it together with its own.
+//   steps: 1 per round of (half / other ranks) bytes
+//   bytes moved per rank, with pieces of n: (ranks - 1) * n in, ranks * n read, n out
+//
+// The own input piece may be the output itself. Sums are taken in rank order.
+//
+// Pieces may differ in size from rank to rank, as long as all ranks say the same. Equal ones are
+// compared as the announced count; others have a bit of their own in the announcement and stand at
+// the beginning of what is staged, so that all ranks see every difference.
+#include <numeric>
+#include <sstream>
+#include <vector>
+
+#include "algo/algorithm.h"
+#include "algo/rounds.h"
+#include "reduce/reduce.h"
+
+namespace gradsync {
+namespace {
+
+bool all_equal(std::span<const std::size_t> counts) {
+  return std::all_of(counts.begin(), counts.end(), [&](auto count) { return count == counts[0]; });
+}
+
+Status compare_counts(const Team& team, const Staging& staging,
+                      std::span<const std::size_t> counts) {
+  Status verdict;
+  for (int peer = 0; peer < team.size(); ++peer) {
+    if (std::memcmp(staging.of(peer), counts.data(), counts.size_bytes()) != 0) {
+      verdict.ranks.push_back(peer);
+    }
+  }
+  if (verdict.ranks.empty()) return verdict;
+  std::ostringstream text;
+  text << "the ranks cut the tensor into different pieces: ";
+  std::vector<std::size_t> theirs(counts.size());
+  for (int peer = 0; peer < team.size(); ++peer) {
+    std::memcpy(theirs.data(), staging.of(peer), counts.size_bytes());
+    text << (peer == 0 ? "" : "; ") << "rank " << peer << ":";
+    for (const std::size_t count : theirs) text << " " << count;
+  }
+  verdict.code = Code::mismatch;
+  verdict.message = text.str();
+  return verdict;
+}
+
+// One call: what goes where in each round.
+struct Pass {
+  Team& team;
+  Staging& staging;
+  const Shares& shares;
+  std::span<const std::byte* const> inputs;
+  std::span<const std::size_t> counts;
+  std::size_t element;
+  std::size_t most;  // elements of a piece in one round
+
+  Cut cut_of(int rank) const { return {counts[static_cast<std::size_t>(rank)], most}; }
+
+  std::size_t rounds() const {
+    return Cut{*std::max_element(counts.begin(), counts.end()), most}.rounds();
+  }
+
+  const std::byte* input(int rank, std::size_t round) const {
+    return inputs[static_cast<std::size_t>(rank)] + cut_of(rank).offset(round) * element;
+  }
+
+  void stage(std::size_t round) const {
+    for (int peer = 0; peer < team.size(); ++peer) {
+      if (peer == team.rank()) continue;
+      copy_bytes(staging.mine() + shares.to(peer), input(peer, round),
+                 cut_of(peer).length(round) * element);
+    }
+  }
+
+  void combine(std::size_t round, std::byte* output, ReduceKernel kernel) const {
+    const Cut own = cut_of(team.rank());
+    if (own.length(round) == 0) return;
+    std::vector<const std::byte*> sources;
+    for (int peer = 0; peer < team.size(); ++peer) {
+      sources.push_back(peer == team.rank() ? input(peer, round)
+                                            : staging.of(peer) + shares.from(peer));
+    }
+    std::byte* const destination = output + own.offset(round) * element;
+    kernel(sources, {&destination, 1}, own.length(round));
+  }
+};
+
+}  // namespace
+
+Status reduce_scatter(Team& team, Staging& staging, std::span<const std::byte* const> inputs,
+                      std::span<const std::size_t> counts, std::byte* output, Dtype dtype,
+                      Reduce reduce, Deadline deadline) {
+  ReduceKernel kernel = nullptr;
+  Status status = find_kernel(dtype, reduce, kernel);
+  if (!status.ok()) return status;
+  const bool even = all_equal(counts);
+  const Shares shares(team, staging, even ? 0 : counts.size_bytes());
+  status = shares.check();
+  if (!status.ok()) return status;
+  const std::size_t element = size_of(dtype);
+  const std::size_t most = std::min(all_way_bytes(staging), shares.bytes()) / element;
+  const Pass pass{team, staging, shares, inputs, counts, element, most};
+  const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  const std::uint64_t what =
+      pack_call(Op::reduce_scatter, dtype, reduce, 0) | (even ? 0 : uneven_bit);
+
+  Rounds rounds(team, staging, deadline);
+  for (std::size_t i = 0; i < pass.rounds(); ++i) {
+    status = rounds.turn();
+    if (!status.ok()) return status;
+    if (!even) std::memcpy(staging.mine(), counts.data(), counts.size_bytes());
+    pass.stage(i);
+    if (i == 0) {
+      status = rounds.announce(what, even ? counts[0] : total);
+      if (status.ok() && !even) status = compare_counts(team, staging, counts);
+    } else {
+      rounds.publish();
+      status = rounds.wait_for_all();
+    }
+    if (!status.ok()) return status;
+    pass.combine(i, output, kernel);
+  }
+  return Status::success();
+}
+
+}  // namespace gradsync

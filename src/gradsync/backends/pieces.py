@@ -1,0 +1,83 @@
+"""From calls that move a piece per rank to the native session's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gradsync import _native
+from gradsync.backends.call import Buffer, Call
+from gradsync.backends.ops import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+)
+from gradsync.errors import BackendUnavailable
+
+__all__ = ["run_pieces"]
+
+
+def run_pieces(session: _native.Session, call: Call) -> None:
+    """Carry out a call of one of the operations below."""
+    run = _RUN.get(call.op.number)
+    if run is None:
+        raise BackendUnavailable(f"the shared-memory backend has no {call.op.name}")
+    run(session, call)
+
+
+def _addresses(buffers: tuple[Buffer, ...]) -> list[int]:
+    return [buffer.address for buffer in buffers]
+
+
+def _counts(buffers: tuple[Buffer, ...]) -> list[int]:
+    return [buffer.numel for buffer in buffers]
+
+
+def _reduce(session: _native.Session, call: Call) -> None:
+    address, count, dtype, _ = call.buffer
+    session.reduce(address, count, dtype, call.reduce, call.root, call.timeout_s)
+
+
+def _all_gather(session: _native.Session, call: Call) -> None:
+    address, count, dtype, _ = call.buffer
+    session.all_gather(address, count, dtype, _addresses(call.outputs), call.timeout_s)
+
+
+def _gather(session: _native.Session, call: Call) -> None:
+    address, count, dtype, _ = call.buffer
+    session.gather(address, count, dtype, _addresses(call.outputs), call.root, call.timeout_s)
+
+
+def _scatter(session: _native.Session, call: Call) -> None:
+    address, count, dtype, _ = call.buffer
+    session.scatter(_addresses(call.inputs), address, count, dtype, call.root, call.timeout_s)
+
+
+def _reduce_scatter(session: _native.Session, call: Call) -> None:
+    address, _, dtype, _ = call.buffer
+    inputs, counts = _addresses(call.inputs), _counts(call.inputs)
+    session.reduce_scatter(inputs, counts, address, dtype, call.reduce, call.timeout_s)
+
+
+def _all_to_all(session: _native.Session, call: Call) -> None:
+    inputs, outputs = call.inputs, call.outputs
+    session.all_to_all(
+        _addresses(inputs),
+        _counts(inputs),
+        _addresses(outputs),
+        _counts(outputs),
+        inputs[0].dtype,
+        call.timeout_s,
+    )
+
+
+_RUN: dict[int, Callable[[_native.Session, Call], None]] = {
+    REDUCE.number: _reduce,
+    ALL_GATHER.number: _all_gather,
+    GATHER.number: _gather,
+    SCATTER.number: _scatter,
+    REDUCE_SCATTER.number: _reduce_scatter,
+    ALL_TO_ALL.number: _all_to_all,
+}

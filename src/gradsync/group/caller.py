@@ -1,0 +1,57 @@
+"""What the collectives of a group stand on: who we are, and the way to the backend."""
+
+from __future__ import annotations
+
+import torch
+
+from gradsync.backends.call import Call
+from gradsync.backends.work import Work
+from gradsync.base.deadline import Timeout
+from gradsync.errors import UsageError
+
+__all__ = ["Caller"]
+
+
+class Caller:
+    """The part of ``ProcessGroup`` that its families of collectives use."""
+
+    _rank: int
+    _size: int
+    group_name: str
+
+    def submit(self, call: Call) -> Work:
+        """Hand a call to the backend."""
+        raise NotImplementedError
+
+    def _limit(self, timeout: Timeout | None) -> float:
+        raise NotImplementedError
+
+    def _check_root(self, op_name: str, root: int) -> None:
+        if not 0 <= root < self._size:
+            raise UsageError(
+                f"{op_name}: there is no rank {root} in the group {self.group_name!r} of "
+                f"{self._size} ranks"
+            )
+
+    def _check_stacked(
+        self, op_name: str, whole: torch.Tensor, part: torch.Tensor, names: tuple[str, str]
+    ) -> None:
+        """Raise unless ``whole`` is the ranks' parts one after the other along dimension 0.
+
+        A new dimension 0 with one entry for each rank is the same memory, so it will do too.
+        """
+        for tensor in (whole, part):
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"{op_name} needs a torch.Tensor, got {type(tensor).__name__}")
+        if whole.dtype != part.dtype:
+            raise UsageError(
+                f"{op_name}: {names[0]} is of {whole.dtype}, {names[1]} of {part.dtype}"
+            )
+        stacked = (self._size, *part.shape)
+        joined = (self._size * part.shape[0], *part.shape[1:]) if part.dim() else stacked
+        if whole.shape not in (joined, stacked):
+            raise UsageError(
+                f"{op_name}: {names[0]} must have the shape {joined} (or {stacked}) when "
+                f"{names[1]} has {tuple(part.shape)} and the group has {self._size} ranks, got "
+                f"{tuple(whole.shape)}"
+            )

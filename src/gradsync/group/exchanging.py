@@ -1,0 +1,96 @@
+"""Collectives in which every rank sends something to every other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gradsync.backends.call import NO_BUFFER, Buffer, Call
+from gradsync.backends.ops import ALL_TO_ALL
+from gradsync.base.deadline import Timeout
+from gradsync.errors import UsageError
+from gradsync.group.buffers import check_like, check_list, copy_back, output_view, parts, view
+from gradsync.group.caller import Caller
+
+__all__ = ["Exchanging"]
+
+
+class Exchanging(Caller):
+    """all_to_all, with lists of tensors or with parts of one."""
+
+    def all_to_all(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Send ``inputs[r]`` to rank ``r`` and fill ``outputs[r]`` with what comes from it.
+
+        Shapes are free, as long as each rank expects as many elements as are sent to it.
+        """
+        check_list(outputs, self._size, "all_to_all", "outputs")
+        check_list(inputs, self._size, "all_to_all", "inputs")
+        for what, tensors in (("output", outputs), ("input", inputs)):
+            for rank, tensor in enumerate(tensors):
+                check_like(tensor, inputs[0], "all_to_all", f"{what} {rank}", any_shape=True)
+        into = tuple(output_view(tensor, "all_to_all") for tensor in outputs)
+        self._exchange(tuple(view(tensor, "all_to_all") for tensor in inputs), into, timeout)
+        for output, piece in zip(outputs, into, strict=True):
+            copy_back(output, piece)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Send the r-th part of ``tensor`` to rank ``r``, and fill ``output`` with what comes.
+
+        The parts are along dimension 0, in rank order: as many rows as the splits say, or equal
+        ones.
+        """
+        name = "all_to_all_single"
+        check_like(output, tensor, name, "the output", any_shape=True)
+        if output.shape[1:] != tensor.shape[1:]:
+            raise UsageError(
+                f"{name}: the tensors may differ in dimension 0 only, but the output has the shape "
+                f"{tuple(output.shape)}, the input {tuple(tensor.shape)}"
+            )
+        received = self._part_counts("output", output, output_splits)
+        sent = self._part_counts("input", tensor, input_splits)
+        whole = output_view(output, name)
+        element_bytes = tensor.element_size()
+        given = parts(view(tensor, name), sent, element_bytes)
+        self._exchange(given, parts(whole, received, element_bytes), timeout)
+        copy_back(output, whole)
+
+    def _exchange(
+        self, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], timeout: Timeout | None
+    ) -> None:
+        limit = self._limit(timeout)
+        self.submit(Call(ALL_TO_ALL, NO_BUFFER, limit, inputs=inputs, outputs=outputs))
+
+    def _part_counts(
+        self, what: str, tensor: torch.Tensor, splits: Sequence[int] | None
+    ) -> list[int]:
+        """Return how many elements each rank's part has."""
+        if tensor.dim() == 0:
+            raise UsageError(f"all_to_all_single: the {what} has no dimension to cut")
+        rows, size = tensor.shape[0], self._size
+        if not splits:
+            if rows % size:
+                raise UsageError(
+                    f"all_to_all_single: {rows} rows of the {what} cannot be cut into {size} equal "
+                    f"parts; give {what}_splits"
+                )
+            return [tensor.numel() // size] * size
+        if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
+            raise UsageError(
+                f"all_to_all_single: {what}_splits must be {size} numbers, none negative, that add "
+                f"up to the {rows} rows of the {what}, got {list(splits)}"
+            )
+        row = tensor.numel() // rows if rows else 0
+        return [count * row for count in splits]

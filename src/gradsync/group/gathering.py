@@ -1,0 +1,116 @@
+"""Collectives that bring the ranks' tensors together or hand them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gradsync.backends.call import Buffer, Call
+from gradsync.backends.ops import ALL_GATHER, GATHER, SCATTER
+from gradsync.base.deadline import Timeout
+from gradsync.base.dtypes import ReduceOp
+from gradsync.errors import UsageError
+from gradsync.group.buffers import check_like, check_list, copy_back, output_view, parts, view
+from gradsync.group.caller import Caller
+
+__all__ = ["Gathering"]
+
+
+class Gathering(Caller):
+    """all_gather, gather and scatter; ranks are ranks of the group."""
+
+    def all_gather(
+        self,
+        outputs: Sequence[torch.Tensor],
+        tensor: torch.Tensor,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Fill ``outputs[r]`` with the tensor of rank ``r``; all have the same shape.
+
+        ``tensor`` may be this rank's own entry of ``outputs``.
+        """
+        buffer = view(tensor, "all_gather")
+        into = self._output_list("all_gather", outputs, tensor)
+        self.submit(Call(ALL_GATHER, buffer, self._limit(timeout), outputs=into))
+        for output, piece in zip(outputs, into, strict=True):
+            copy_back(output, piece)
+
+    def all_gather_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, timeout: Timeout | None = None
+    ) -> None:
+        """Fill ``output`` with the ranks' tensors one after the other along dimension 0.
+
+        ``tensor`` may be this rank's own part of ``output``.
+        """
+        self._check_stacked("all_gather_single", output, tensor, ("the output", "the input"))
+        buffer = view(tensor, "all_gather_single")
+        whole = output_view(output, "all_gather_single")
+        into = parts(whole, [buffer.numel] * self._size, tensor.element_size())
+        self.submit(Call(ALL_GATHER, buffer, self._limit(timeout), outputs=into))
+        copy_back(output, whole)
+
+    def gather(
+        self,
+        tensor: torch.Tensor,
+        outputs: Sequence[torch.Tensor] | None,
+        root: int,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Fill ``outputs[r]`` of rank ``root`` with the tensor of rank ``r``.
+
+        The other ranks give no outputs.
+        """
+        self._check_root("gather", root)
+        buffer = view(tensor, "gather")
+        into: tuple[Buffer, ...] = ()
+        if self._belongs_to_root("gather", "outputs", outputs, root):
+            assert outputs is not None
+            into = self._output_list("gather", outputs, tensor)
+        limit = self._limit(timeout)
+        self.submit(Call(GATHER, buffer, limit, ReduceOp.SUM, root, outputs=into))
+        for output, piece in zip(outputs or (), into, strict=True):
+            copy_back(output, piece)
+
+    def scatter(
+        self,
+        tensor: torch.Tensor,
+        inputs: Sequence[torch.Tensor] | None,
+        root: int,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Fill ``tensor`` of rank ``r`` with ``inputs[r]`` of rank ``root``.
+
+        The other ranks give no inputs.
+        """
+        self._check_root("scatter", root)
+        buffer = output_view(tensor, "scatter")
+        given: tuple[Buffer, ...] = ()
+        if self._belongs_to_root("scatter", "inputs", inputs, root):
+            assert inputs is not None
+            check_list(inputs, self._size, "scatter", "inputs")
+            for rank, piece in enumerate(inputs):
+                check_like(piece, tensor, "scatter", f"input {rank}")
+            given = tuple(view(piece, "scatter") for piece in inputs)
+        limit = self._limit(timeout)
+        self.submit(Call(SCATTER, buffer, limit, ReduceOp.SUM, root, inputs=given))
+        copy_back(tensor, buffer)
+
+    def _output_list(
+        self, op_name: str, outputs: Sequence[torch.Tensor], tensor: torch.Tensor
+    ) -> tuple[Buffer, ...]:
+        check_list(outputs, self._size, op_name, "outputs")
+        for rank, output in enumerate(outputs):
+            check_like(output, tensor, op_name, f"output {rank}")
+        return tuple(output_view(output, op_name) for output in outputs)
+
+    def _belongs_to_root(self, op_name: str, what: str, given: object, root: int) -> bool:
+        """Return whether this rank is the root; raise when it gave a list and is not, or not."""
+        is_root = self._rank == root
+        if is_root and given is None:
+            raise UsageError(f"{op_name}: rank {root} is the root and must give {what}")
+        if not is_root and given:
+            raise UsageError(
+                f"{op_name}: only the root, rank {root}, gives {what}; this is rank {self._rank}"
+            )
+        return is_root

@@ -1,0 +1,76 @@
+"""Collectives that combine the ranks' tensors and leave the result in one place or in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gradsync.backends.call import Call
+from gradsync.backends.ops import REDUCE, REDUCE_SCATTER
+from gradsync.base.deadline import Timeout
+from gradsync.base.dtypes import ReduceOp
+from gradsync.group.buffers import check_like, check_list, copy_back, output_view, parts, view
+from gradsync.group.caller import Caller
+
+__all__ = ["Reducing"]
+
+
+class Reducing(Caller):
+    """reduce and reduce_scatter; ranks are ranks of the group."""
+
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        root: int,
+        op: ReduceOp = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Combine the ranks' tensors; rank ``root`` gets the result, others keep theirs."""
+        self._check_root("reduce", root)
+        buffer = view(tensor, "reduce")
+        self.submit(Call(REDUCE, buffer, self._limit(timeout), ReduceOp(op), root))
+        if self._rank == root:
+            copy_back(tensor, buffer)
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        op: ReduceOp = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Combine the ranks' ``inputs`` one by one; rank ``r`` gets the result of ``inputs[r]``.
+
+        They may differ in shape from each other, but not from rank to rank. ``output`` may be this
+        rank's own entry of ``inputs``; the inputs are not written to otherwise.
+        """
+        check_list(inputs, self._size, "reduce_scatter", "inputs")
+        for rank, piece in enumerate(inputs):
+            check_like(
+                piece, output, "reduce_scatter", f"input {rank}", any_shape=rank != self._rank
+            )
+        buffer = output_view(output, "reduce_scatter")
+        given = tuple(view(piece, "reduce_scatter") for piece in inputs)
+        limit = self._limit(timeout)
+        self.submit(Call(REDUCE_SCATTER, buffer, limit, ReduceOp(op), inputs=given))
+        copy_back(output, buffer)
+
+    def reduce_scatter_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        op: ReduceOp = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Combine the ranks' tensors; each rank gets its part of the result along dimension 0.
+
+        ``output`` may be this rank's own part of ``tensor``.
+        """
+        self._check_stacked("reduce_scatter_single", tensor, output, ("the input", "the output"))
+        buffer = output_view(output, "reduce_scatter_single")
+        whole = view(tensor, "reduce_scatter_single")
+        given = parts(whole, [buffer.numel] * self._size, tensor.element_size())
+        limit = self._limit(timeout)
+        self.submit(Call(REDUCE_SCATTER, buffer, limit, ReduceOp(op), inputs=given))
+        copy_back(output, buffer)
