@@ -19,7 +19,7 @@ def view(tensor: torch.Tensor, op_name: str) -> Buffer:
     """Return the memory of ``tensor``, or of a contiguous copy when it has gaps."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{op_name} needs a torch.Tensor, got {type(tensor).__name__}: {tensor!r}")
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise UsageError(
             f"{op_name} works on dense CPU tensors, got a tensor of layout {tensor.layout} on "
             f"{tensor.device}; move it with .to_dense() or .cpu()"

@@ -7,9 +7,7 @@ method of the same name. A rank that is not in the group gets a warning and None
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 
@@ -29,27 +27,27 @@ __all__ = [
     "barrier",
     "broadcast",
     "gather",
+    "member_group",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
     "root_in_group",
     "scatter",
-    "skip_non_member",
 ]
 
 Group = ProcessGroup | int | None
 
 
-def skip_non_member(name: str, group: Group) -> bool:
-    """Return whether there is nothing to do because the caller is not in the group; warns then."""
+def member_group(name: str, group: Group) -> ProcessGroup | None:
+    """Return the group to work on, or None, with a warning, when the caller is not in it."""
     if not is_non_member(group):
-        return False
+        return resolve(group)
     warnings.warn(
         f"{name} was called on a group that this rank does not belong to; nothing was done",
-        stacklevel=4,
+        stacklevel=3,
     )
-    return True
+    return None
 
 
 def root_in_group(
@@ -73,9 +71,8 @@ def root_in_group(
     return group.members.group_rank(world_rank)
 
 
-def _run(async_op: bool, call: Callable[[], None], *outputs: Any) -> Work | None:
-    call()
-    return DoneWork(list(outputs)) if async_op else None
+def _work(async_op: bool, outputs: list[torch.Tensor]) -> Work | None:
+    return DoneWork(outputs) if async_op else None
 
 
 def all_reduce(
@@ -94,10 +91,11 @@ def all_reduce(
     tensor([1., 2.])
     >>> gradsync.destroy_process_group()
     """
-    if skip_non_member("all_reduce", group):
+    where = member_group("all_reduce", group)
+    if where is None:
         return None
-    where = resolve(group)
-    return _run(async_op, lambda: where.all_reduce(tensor, op), tensor)
+    where.all_reduce(tensor, op)
+    return _work(async_op, [tensor])
 
 
 def broadcast(
@@ -108,11 +106,12 @@ def broadcast(
     group_src: int | None = None,
 ) -> Work | None:
     """Overwrite ``tensor`` with that of rank ``src`` (or rank ``group_src`` of the group)."""
-    if skip_non_member("broadcast", group):
+    where = member_group("broadcast", group)
+    if where is None:
         return None
-    where = resolve(group)
     root = root_in_group("broadcast", where, src, group_src)
-    return _run(async_op, lambda: where.broadcast(tensor, root), tensor)
+    where.broadcast(tensor, root)
+    return _work(async_op, [tensor])
 
 
 def reduce(
@@ -124,11 +123,12 @@ def reduce(
     group_dst: int | None = None,
 ) -> Work | None:
     """Combine ``tensor`` over all ranks; rank ``dst`` gets the result, the others keep theirs."""
-    if skip_non_member("reduce", group):
+    where = member_group("reduce", group)
+    if where is None:
         return None
-    where = resolve(group)
     root = root_in_group("reduce", where, dst, group_dst)
-    return _run(async_op, lambda: where.reduce(tensor, root, op), tensor)
+    where.reduce(tensor, root, op)
+    return _work(async_op, [tensor])
 
 
 def all_gather(
@@ -138,10 +138,11 @@ def all_gather(
     async_op: bool = False,
 ) -> Work | None:
     """Fill ``tensor_list[r]`` with the ``tensor`` of rank ``r``."""
-    if skip_non_member("all_gather", group):
+    where = member_group("all_gather", group)
+    if where is None:
         return None
-    where = resolve(group)
-    return _run(async_op, lambda: where.all_gather(tensor_list, tensor), *tensor_list)
+    where.all_gather(tensor_list, tensor)
+    return _work(async_op, tensor_list)
 
 
 def all_gather_single(
@@ -151,10 +152,11 @@ def all_gather_single(
     async_op: bool = False,
 ) -> Work | None:
     """Fill ``output`` with the ranks' ``input`` one after the other along dimension 0."""
-    if skip_non_member("all_gather_single", group):
+    where = member_group("all_gather_single", group)
+    if where is None:
         return None
-    where = resolve(group)
-    return _run(async_op, lambda: where.all_gather_single(output, input), output)
+    where.all_gather_single(output, input)
+    return _work(async_op, [output])
 
 
 def gather(
@@ -166,11 +168,12 @@ def gather(
     group_dst: int | None = None,
 ) -> Work | None:
     """Fill ``gather_list[r]`` of rank ``dst`` (0 unless given) with the tensor of rank ``r``."""
-    if skip_non_member("gather", group):
+    where = member_group("gather", group)
+    if where is None:
         return None
-    where = resolve(group)
     root = root_in_group("gather", where, dst, group_dst, otherwise=0)
-    return _run(async_op, lambda: where.gather(tensor, gather_list, root), *(gather_list or ()))
+    where.gather(tensor, gather_list, root)
+    return _work(async_op, gather_list or [])
 
 
 def scatter(
@@ -182,11 +185,12 @@ def scatter(
     group_src: int | None = None,
 ) -> Work | None:
     """Overwrite ``tensor`` with this rank's entry of the ``scatter_list`` of rank ``src`` (0)."""
-    if skip_non_member("scatter", group):
+    where = member_group("scatter", group)
+    if where is None:
         return None
-    where = resolve(group)
     root = root_in_group("scatter", where, src, group_src, otherwise=0)
-    return _run(async_op, lambda: where.scatter(tensor, scatter_list, root), tensor)
+    where.scatter(tensor, scatter_list, root)
+    return _work(async_op, [tensor])
 
 
 def reduce_scatter(
@@ -197,10 +201,11 @@ def reduce_scatter(
     async_op: bool = False,
 ) -> Work | None:
     """Combine the ranks' lists entry by entry; rank ``r`` gets the result of entry ``r``."""
-    if skip_non_member("reduce_scatter", group):
+    where = member_group("reduce_scatter", group)
+    if where is None:
         return None
-    where = resolve(group)
-    return _run(async_op, lambda: where.reduce_scatter(output, input_list, op), output)
+    where.reduce_scatter(output, input_list, op)
+    return _work(async_op, [output])
 
 
 def reduce_scatter_single(
@@ -211,10 +216,11 @@ def reduce_scatter_single(
     async_op: bool = False,
 ) -> Work | None:
     """Combine the ranks' ``input``; each rank gets its part of the result along dimension 0."""
-    if skip_non_member("reduce_scatter_single", group):
+    where = member_group("reduce_scatter_single", group)
+    if where is None:
         return None
-    where = resolve(group)
-    return _run(async_op, lambda: where.reduce_scatter_single(output, input, op), output)
+    where.reduce_scatter_single(output, input, op)
+    return _work(async_op, [output])
 
 
 def all_to_all(
@@ -224,11 +230,12 @@ def all_to_all(
     async_op: bool = False,
 ) -> Work | None:
     """Send entry ``r`` of the inputs to rank ``r``, and fill entry ``r`` of the outputs from it."""
-    if skip_non_member("all_to_all", group):
+    where = member_group("all_to_all", group)
+    if where is None:
         return None
-    where = resolve(group)
     outputs, inputs = output_tensor_list, input_tensor_list
-    return _run(async_op, lambda: where.all_to_all(outputs, inputs), *outputs)
+    where.all_to_all(outputs, inputs)
+    return _work(async_op, outputs)
 
 
 def all_to_all_single(
@@ -240,16 +247,12 @@ def all_to_all_single(
     async_op: bool = False,
 ) -> Work | None:
     """Send the r-th part of ``input`` along dimension 0 to rank ``r``; gather what comes."""
-    if skip_non_member("all_to_all_single", group):
+    where = member_group("all_to_all_single", group)
+    if where is None:
         return None
-    where = resolve(group)
-    return _run(
-        async_op,
-        lambda: where.all_to_all_single(
-            output, input, output_split_sizes or None, input_split_sizes or None
-        ),
-        output,
-    )
+    splits = output_split_sizes or None, input_split_sizes or None
+    where.all_to_all_single(output, input, *splits)
+    return _work(async_op, [output])
 
 
 def barrier(
@@ -259,10 +262,11 @@ def barrier(
     timeout: timedelta | None = None,
 ) -> Work | None:
     """Wait until every rank of the group has come here; ``device_ids`` is of no use on CPUs."""
-    if skip_non_member("barrier", group):
+    where = member_group("barrier", group)
+    if where is None:
         return None
-    where = resolve(group)
-    return _run(async_op, lambda: where.barrier(timeout))
+    where.barrier(timeout)
+    return _work(async_op, [])
 
 
 all_gather_into_tensor = all_gather_single

@@ -110,7 +110,8 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
     ) -> None:
         """Combine the ranks' tensors element by element; every rank gets the result in place."""
         buffer = view(tensor, "all_reduce")
-        self.submit(Call(ALL_REDUCE, buffer, self._limit(timeout), ReduceOp(op)))
+        kind = op if op.__class__ is ReduceOp else ReduceOp(op)
+        self.submit(Call(ALL_REDUCE, buffer, self._limit(timeout), kind))
         copy_back(tensor, buffer)
 
     def all_reduce_async(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Work:

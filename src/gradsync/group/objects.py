@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from gradsync.errors import UsageError
-from gradsync.group.collectives import Group, root_in_group, skip_non_member
+from gradsync.group.collectives import Group, member_group, root_in_group
 from gradsync.group.group import ProcessGroup
-from gradsync.group.world import resolve
 
 __all__ = [
     "all_gather_object",
@@ -35,9 +34,9 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     [{'loss': 0.5}]
     >>> gradsync.destroy_process_group()
     """
-    if skip_non_member("all_gather_object", group):
+    where = member_group("all_gather_object", group)
+    if where is None:
         return
-    where = resolve(group)
     _check_length("all_gather_object", object_list, where.size())
     for rank, data in enumerate(_gather(where, [obj], None)):
         object_list[rank] = pickle.loads(data)[0]
@@ -51,9 +50,9 @@ def gather_object(
     group_dst: int | None = None,
 ) -> None:
     """Fill ``object_gather_list[r]`` of rank ``dst`` (0 unless given) with the object of ``r``."""
-    if skip_non_member("gather_object", group):
+    where = member_group("gather_object", group)
+    if where is None:
         return
-    where = resolve(group)
     root = root_in_group("gather_object", where, dst, group_dst, otherwise=0)
     if where.rank() == root:
         _check_length("gather_object", object_gather_list, where.size())
@@ -72,9 +71,9 @@ def broadcast_object_list(
     group_src: int | None = None,
 ) -> None:
     """Overwrite the entries of ``object_list`` with those of rank ``src`` (0 unless given)."""
-    if skip_non_member("broadcast_object_list", group):
+    where = member_group("broadcast_object_list", group)
+    if where is None:
         return
-    where = resolve(group)
     root = root_in_group("broadcast_object_list", where, src, group_src, otherwise=0)
     objects = pickle.loads(_broadcast(where, object_list, root))
     if where.rank() == root:
@@ -95,9 +94,9 @@ def scatter_object_list(
     group_src: int | None = None,
 ) -> None:
     """Put this rank's entry of the input list of rank ``src`` (0) into the output list's first."""
-    if skip_non_member("scatter_object_list", group):
+    where = member_group("scatter_object_list", group)
+    if where is None:
         return
-    where = resolve(group)
     root = root_in_group("scatter_object_list", where, src, group_src, otherwise=0)
     outputs, inputs = scatter_object_output_list, scatter_object_input_list
     if not isinstance(outputs, list) or not outputs:

@@ -48,7 +48,7 @@ def replace_thread_group(group: ProcessGroup | None) -> None:
 
 def is_non_member(group: ProcessGroup | int | None) -> bool:
     """Return whether ``group`` stands for one that the caller is not in."""
-    return isinstance(group, int) and group == NON_GROUP_MEMBER
+    return group.__class__ is int and group == NON_GROUP_MEMBER
 
 
 def resolve(group: ProcessGroup | int | None) -> ProcessGroup:
