@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "reduce/float8.h"
 #include "reduce/half.h"
 #include "tests/check.h"
 
@@ -121,6 +122,42 @@ TEST(bfloat16_round_trips_every_value) {
       CHECK(Bfloat16::from(value).bits == half.bits);
     }
   }
+}
+
+namespace {
+
+// Between two neighbours, everything goes to the nearer one, and the middle to the even one.
+template <typename Float>
+void check_rounding() {
+  for (unsigned code = 0; code < 0x7f; ++code) {
+    const Float low{static_cast<std::uint8_t>(code)};
+    const Float high{static_cast<std::uint8_t>(code + 1)};
+    const float a = low.to_float(), b = high.to_float();
+    CHECK(Float::from(a).bits == low.bits);
+    if (!std::isfinite(b)) break;
+    const float middle = (a + b) / 2;
+    CHECK(Float::from(middle).bits == (code % 2 == 0 ? low.bits : high.bits));
+    CHECK(Float::from(std::nextafter(middle, a)).bits == low.bits);
+    CHECK(Float::from(std::nextafter(middle, b)).bits == high.bits);
+    CHECK(Float::from(-b).to_float() == -b);
+  }
+  CHECK(std::isnan(Float::from(std::numeric_limits<float>::quiet_NaN()).to_float()));
+}
+
+}  // namespace
+
+TEST(eight_bit_floats_round_to_nearest_even) {
+  check_rounding<Float8E4M3fn>();
+  check_rounding<Float8E5M2>();
+  check_rounding<Float8E4M3fnuz>();
+  check_rounding<Float8E5M2fnuz>();
+  // Too large: as torch has it.
+  CHECK(Float8E4M3fn::from(1e9F).to_float() == 448.0F);
+  CHECK(Float8E4M3fn::from(-std::numeric_limits<float>::infinity()).to_float() == -448.0F);
+  CHECK(std::isinf(Float8E5M2::from(61440.0F).to_float()));
+  CHECK(Float8E5M2::from(61439.0F).to_float() == 57344.0F);
+  CHECK(std::isnan(Float8E4M3fnuz::from(1e9F).to_float()));
+  CHECK(Float8E5M2fnuz::from(-1e-9F).bits == 0);
 }
 
 TEST(senseless_pairs_are_refused) {
