@@ -1,6 +1,7 @@
 // All-gather of private tensors of one size: everybody stages a chunk, everybody copies out those
 // of the others.
-//   steps: 1 per chunk   bytes moved per rank: n in, ranks * n out (its own piece past the staging)
+//   steps: 1 per chunk of round_bytes()   bytes moved per rank: n in, ranks * n out (its own piece
+//   past the staging)
 //
 // Where the pieces go is a list of addresses, so that a list of tensors and the parts of one large
 // tensor are the same thing. The own piece may be the input itself.
@@ -11,7 +12,7 @@ namespace gradsync {
 
 Status all_gather(Team& team, Staging& staging, const std::byte* input, std::size_t count,
                   Dtype dtype, std::span<std::byte* const> outputs, Deadline deadline) {
-  const Cut cut{count * size_of(dtype), all_way_bytes(staging)};
+  const Cut cut{count * size_of(dtype), round_bytes(staging)};
   Rounds rounds(team, staging, deadline);
   for (std::size_t i = 0; i < cut.rounds(); ++i) {
     const std::size_t offset = cut.offset(i);

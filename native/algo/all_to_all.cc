@@ -1,6 +1,6 @@
 // All-to-all: each rank stages, for each other rank, a share of what it sends there, and copies out
 // what the others staged for it.
-//   steps: 1 per round of (half / other ranks) bytes of the largest piece of all
+//   steps: 1 per round of half / other ranks, at most round_bytes(), of the largest piece of all
 //   bytes moved per rank: what it sends in, what it receives out (its own piece past the staging)
 //
 // Any two ranks may exchange any number of elements, none included. Every half begins with how many
@@ -74,7 +74,7 @@ Status all_to_all(Team& team, Staging& staging, const Pieces<const std::byte>& i
   Status status = shares.check();
   if (!status.ok()) return status;
   const std::size_t element = size_of(dtype);
-  const std::size_t most = std::min(all_way_bytes(staging), shares.bytes()) / element * element;
+  const std::size_t most = std::min(round_bytes(staging), shares.bytes()) / element * element;
   const auto cut_of = [&](std::size_t count) { return Cut{count * element, most}; };
   const auto own = static_cast<std::size_t>(team.rank());
   std::size_t last = 1;

@@ -1,5 +1,6 @@
 // Gather to one rank: the others stage chunk by chunk, the root copies out.
-//   steps: 1 per chunk   bytes moved: n in by each other rank, ranks * n out by the root
+//   steps: 1 per chunk of round_bytes()   bytes moved: n in by each other rank, ranks * n out by
+//   the root
 #include "algo/algorithm.h"
 #include "algo/rounds.h"
 
@@ -21,7 +22,7 @@ Status collect(Team& team, Staging& staging, Rounds& rounds, std::size_t offset,
 
 Status gather(Team& team, Staging& staging, const std::byte* input, std::size_t count, Dtype dtype,
               std::span<std::byte* const> outputs, int root, Deadline deadline) {
-  const Cut cut{count * size_of(dtype), one_way_bytes(staging)};
+  const Cut cut{count * size_of(dtype), round_bytes(staging)};
   const bool receives = team.rank() == root;
   Rounds rounds(team, staging, deadline);
   for (std::size_t i = 0; i < cut.rounds(); ++i) {

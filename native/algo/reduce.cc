@@ -1,5 +1,6 @@
 // Reduce to one rank: the others stage chunk by chunk, the root reduces them with its own tensor.
-//   steps: 1 per chunk   bytes moved: n in by each other rank, ranks * n read and n out by the root
+//   steps: 1 per chunk of round_bytes()   bytes moved: n in by each other rank, ranks * n read and
+//   n out by the root
 //
 // The others stage the next chunk while the root reduces the one before. (Sharing the reduction
 // among all ranks, as all_reduce does, takes a second copy and a second step per chunk; it would
@@ -19,7 +20,7 @@ Status reduce(Team& team, Staging& staging, std::byte* data, std::size_t count, 
   Status status = find_kernel(dtype, reduce, kernel);
   if (!status.ok()) return status;
   const std::size_t element = size_of(dtype);
-  const Cut cut{count, one_way_bytes(staging) / element};
+  const Cut cut{count, round_bytes(staging) / element};
   const bool receives = team.rank() == root;
   Rounds rounds(team, staging, deadline);
   std::vector<const std::byte*> sources(static_cast<std::size_t>(team.size()));

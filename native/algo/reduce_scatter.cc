@@ -1,6 +1,6 @@
 // Reduce-scatter: each rank stages, for each other rank, a share of that rank's piece, and reduces
 // what all the others staged for it together with its own.
-//   steps: 1 per round of (half / other ranks) bytes
+//   steps: 1 per round of half / other ranks, at most round_bytes()
 //   bytes moved per rank, with pieces of n: (ranks - 1) * n in, ranks * n read, n out
 //
 // The own input piece may be the output itself. Sums are taken in rank order.
@@ -99,7 +99,7 @@ Status reduce_scatter(Team& team, Staging& staging, std::span<const std::byte* c
   status = shares.check();
   if (!status.ok()) return status;
   const std::size_t element = size_of(dtype);
-  const std::size_t most = std::min(all_way_bytes(staging), shares.bytes()) / element;
+  const std::size_t most = std::min(round_bytes(staging), shares.bytes()) / element;
   const Pass pass{team, staging, shares, inputs, counts, element, most};
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const std::uint64_t what =

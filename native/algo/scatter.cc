@@ -1,7 +1,6 @@
 // Scatter from one rank: the root stages a share of its half for each other rank, round by round.
-//   steps: 1 per round of (half / other ranks) bytes
+//   steps: 1 per round of half / other ranks, at most round_bytes()
 //   bytes moved: ranks * n in by the root (its own piece past the staging), n out by each other
-//   rank
 #include "algo/algorithm.h"
 #include "algo/rounds.h"
 
@@ -12,7 +11,7 @@ Status scatter(Team& team, Staging& staging, std::span<const std::byte* const> i
   const Shares shares(team, staging);
   Status status = shares.check();
   if (!status.ok()) return status;
-  const Cut cut{count * size_of(dtype), std::min(one_way_bytes(staging), shares.bytes())};
+  const Cut cut{count * size_of(dtype), std::min(round_bytes(staging), shares.bytes())};
   const bool sends = team.rank() == root;
   Rounds rounds(team, staging, deadline);
   for (std::size_t i = 0; i < cut.rounds(); ++i) {

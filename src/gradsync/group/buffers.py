@@ -10,8 +10,19 @@ from gradsync.backends.call import Buffer
 from gradsync.base.dtypes import DTYPE_NAMES
 from gradsync.errors import UsageError
 
-__all__ = ["check_like", "check_list", "copy_back", "output_view", "parts", "view"]
+__all__ = [
+    "check_dtypes",
+    "check_list",
+    "check_shapes",
+    "copy_all_back",
+    "copy_back",
+    "output_view",
+    "parts",
+    "view",
+]
 
+_STRIDED = torch.strided
+_LISTS = (list, tuple)
 _NUMBERS = {getattr(torch, name): number for number, name in enumerate(DTYPE_NAMES)}
 
 
@@ -19,7 +30,7 @@ def view(tensor: torch.Tensor, op_name: str) -> Buffer:
     """Return the memory of ``tensor``, or of a contiguous copy when it has gaps."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{op_name} needs a torch.Tensor, got {type(tensor).__name__}: {tensor!r}")
-    if not tensor.is_cpu or tensor.layout is not torch.strided:
+    if tensor.layout is not _STRIDED or not tensor.is_cpu:
         raise UsageError(
             f"{op_name} works on dense CPU tensors, got a tensor of layout {tensor.layout} on "
             f"{tensor.device}; move it with .to_dense() or .cpu()"
@@ -64,7 +75,7 @@ def parts(buffer: Buffer, counts: Sequence[int], element_bytes: int) -> tuple[Bu
 
 def check_list(tensors: Sequence[torch.Tensor], size: int, op_name: str, what: str) -> None:
     """Raise unless ``tensors`` is a list with one tensor for each rank."""
-    if not isinstance(tensors, list | tuple):
+    if not isinstance(tensors, _LISTS):
         raise TypeError(
             f"{op_name} needs a list of tensors as {what}, got {type(tensors).__name__}"
         )
@@ -74,21 +85,29 @@ def check_list(tensors: Sequence[torch.Tensor], size: int, op_name: str, what: s
         )
 
 
-def check_like(
-    tensor: torch.Tensor,
-    model: torch.Tensor,
-    op_name: str,
-    what: str,
-    *,
-    any_shape: bool = False,
-) -> None:
-    """Raise unless ``tensor`` has the dtype, and the shape, of ``model``."""
-    for given in (tensor, model):
-        if not isinstance(given, torch.Tensor):
-            raise TypeError(f"{op_name} needs a torch.Tensor, got {type(given).__name__}")
-    if tensor.dtype != model.dtype:
-        raise UsageError(f"{op_name}: {what} is of {tensor.dtype}, the other of {model.dtype}")
-    if not any_shape and tensor.shape != model.shape:
-        raise UsageError(
-            f"{op_name}: {what} has the shape {tuple(tensor.shape)}, the other {tuple(model.shape)}"
-        )
+def check_dtypes(tensors: Sequence[torch.Tensor], dtype: torch.dtype, op_name: str) -> None:
+    """Raise unless all of ``tensors`` are tensors of ``dtype``."""
+    for number, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{op_name} needs tensors in its lists, got {type(tensor).__name__}")
+        if tensor.dtype != dtype:
+            raise UsageError(
+                f"{op_name}: tensor {number} of a list is of {tensor.dtype}, another of {dtype}"
+            )
+
+
+def check_shapes(tensors: Sequence[torch.Tensor], shape: torch.Size, op_name: str) -> None:
+    """Raise unless all of ``tensors`` have the same shape."""
+    for number, tensor in enumerate(tensors):
+        if tensor.shape != shape:
+            raise UsageError(
+                f"{op_name}: tensor {number} of the list has the shape {tuple(tensor.shape)}, "
+                f"where {tuple(shape)} is needed"
+            )
+
+
+def copy_all_back(tensors: Sequence[torch.Tensor], buffers: Sequence[Buffer]) -> None:
+    """Bring the results home where the call worked on contiguous copies."""
+    for tensor, buffer in zip(tensors, buffers, strict=True):
+        if buffer.owner is not tensor:
+            copy_back(tensor, buffer)

@@ -10,7 +10,15 @@ from gradsync.backends.call import NO_BUFFER, Buffer, Call
 from gradsync.backends.ops import ALL_TO_ALL
 from gradsync.base.deadline import Timeout
 from gradsync.errors import UsageError
-from gradsync.group.buffers import check_like, check_list, copy_back, output_view, parts, view
+from gradsync.group.buffers import (
+    check_dtypes,
+    check_list,
+    copy_all_back,
+    copy_back,
+    output_view,
+    parts,
+    view,
+)
 from gradsync.group.caller import Caller
 
 __all__ = ["Exchanging"]
@@ -31,13 +39,12 @@ class Exchanging(Caller):
         """
         check_list(outputs, self._size, "all_to_all", "outputs")
         check_list(inputs, self._size, "all_to_all", "inputs")
-        for what, tensors in (("output", outputs), ("input", inputs)):
-            for rank, tensor in enumerate(tensors):
-                check_like(tensor, inputs[0], "all_to_all", f"{what} {rank}", any_shape=True)
-        into = tuple(output_view(tensor, "all_to_all") for tensor in outputs)
-        self._exchange(tuple(view(tensor, "all_to_all") for tensor in inputs), into, timeout)
-        for output, piece in zip(outputs, into, strict=True):
-            copy_back(output, piece)
+        given = tuple([view(tensor, "all_to_all") for tensor in inputs])
+        check_dtypes(inputs, inputs[0].dtype, "all_to_all")
+        check_dtypes(outputs, inputs[0].dtype, "all_to_all")
+        into = tuple([output_view(tensor, "all_to_all") for tensor in outputs])
+        self._exchange(given, into, timeout)
+        copy_all_back(outputs, into)
 
     def all_to_all_single(
         self,
@@ -53,7 +60,9 @@ class Exchanging(Caller):
         ones.
         """
         name = "all_to_all_single"
-        check_like(output, tensor, name, "the output", any_shape=True)
+        given = view(tensor, name)
+        whole = output_view(output, name)
+        check_dtypes((output,), tensor.dtype, name)
         if output.shape[1:] != tensor.shape[1:]:
             raise UsageError(
                 f"{name}: the tensors may differ in dimension 0 only, but the output has the shape "
@@ -61,10 +70,8 @@ class Exchanging(Caller):
             )
         received = self._part_counts("output", output, output_splits)
         sent = self._part_counts("input", tensor, input_splits)
-        whole = output_view(output, name)
-        element_bytes = tensor.element_size()
-        given = parts(view(tensor, name), sent, element_bytes)
-        self._exchange(given, parts(whole, received, element_bytes), timeout)
+        width = tensor.element_size()
+        self._exchange(parts(given, sent, width), parts(whole, received, width), timeout)
         copy_back(output, whole)
 
     def _exchange(

@@ -11,7 +11,16 @@ from gradsync.backends.ops import ALL_GATHER, GATHER, SCATTER
 from gradsync.base.deadline import Timeout
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
-from gradsync.group.buffers import check_like, check_list, copy_back, output_view, parts, view
+from gradsync.group.buffers import (
+    check_dtypes,
+    check_list,
+    check_shapes,
+    copy_all_back,
+    copy_back,
+    output_view,
+    parts,
+    view,
+)
 from gradsync.group.caller import Caller
 
 __all__ = ["Gathering"]
@@ -33,8 +42,7 @@ class Gathering(Caller):
         buffer = view(tensor, "all_gather")
         into = self._output_list("all_gather", outputs, tensor)
         self.submit(Call(ALL_GATHER, buffer, self._limit(timeout), outputs=into))
-        for output, piece in zip(outputs, into, strict=True):
-            copy_back(output, piece)
+        copy_all_back(outputs, into)
 
     def all_gather_single(
         self, output: torch.Tensor, tensor: torch.Tensor, timeout: Timeout | None = None
@@ -69,8 +77,7 @@ class Gathering(Caller):
             into = self._output_list("gather", outputs, tensor)
         limit = self._limit(timeout)
         self.submit(Call(GATHER, buffer, limit, ReduceOp.SUM, root, outputs=into))
-        for output, piece in zip(outputs or (), into, strict=True):
-            copy_back(output, piece)
+        copy_all_back(outputs or (), into)
 
     def scatter(
         self,
@@ -89,9 +96,9 @@ class Gathering(Caller):
         if self._belongs_to_root("scatter", "inputs", inputs, root):
             assert inputs is not None
             check_list(inputs, self._size, "scatter", "inputs")
-            for rank, piece in enumerate(inputs):
-                check_like(piece, tensor, "scatter", f"input {rank}")
-            given = tuple(view(piece, "scatter") for piece in inputs)
+            check_dtypes(inputs, tensor.dtype, "scatter")
+            check_shapes(inputs, tensor.shape, "scatter")
+            given = tuple([view(piece, "scatter") for piece in inputs])
         limit = self._limit(timeout)
         self.submit(Call(SCATTER, buffer, limit, ReduceOp.SUM, root, inputs=given))
         copy_back(tensor, buffer)
@@ -100,9 +107,9 @@ class Gathering(Caller):
         self, op_name: str, outputs: Sequence[torch.Tensor], tensor: torch.Tensor
     ) -> tuple[Buffer, ...]:
         check_list(outputs, self._size, op_name, "outputs")
-        for rank, output in enumerate(outputs):
-            check_like(output, tensor, op_name, f"output {rank}")
-        return tuple(output_view(output, op_name) for output in outputs)
+        check_dtypes(outputs, tensor.dtype, op_name)
+        check_shapes(outputs, tensor.shape, op_name)
+        return tuple([output_view(output, op_name) for output in outputs])
 
     def _belongs_to_root(self, op_name: str, what: str, given: object, root: int) -> bool:
         """Return whether this rank is the root; raise when it gave a list and is not, or not."""

@@ -10,7 +10,15 @@ from gradsync.backends.call import Call
 from gradsync.backends.ops import REDUCE, REDUCE_SCATTER
 from gradsync.base.deadline import Timeout
 from gradsync.base.dtypes import ReduceOp
-from gradsync.group.buffers import check_like, check_list, copy_back, output_view, parts, view
+from gradsync.group.buffers import (
+    check_dtypes,
+    check_list,
+    check_shapes,
+    copy_back,
+    output_view,
+    parts,
+    view,
+)
 from gradsync.group.caller import Caller
 
 __all__ = ["Reducing"]
@@ -46,12 +54,10 @@ class Reducing(Caller):
         rank's own entry of ``inputs``; the inputs are not written to otherwise.
         """
         check_list(inputs, self._size, "reduce_scatter", "inputs")
-        for rank, piece in enumerate(inputs):
-            check_like(
-                piece, output, "reduce_scatter", f"input {rank}", any_shape=rank != self._rank
-            )
         buffer = output_view(output, "reduce_scatter")
-        given = tuple(view(piece, "reduce_scatter") for piece in inputs)
+        check_dtypes(inputs, output.dtype, "reduce_scatter")
+        check_shapes(inputs[self._rank : self._rank + 1], output.shape, "reduce_scatter")
+        given = tuple([view(piece, "reduce_scatter") for piece in inputs])
         limit = self._limit(timeout)
         self.submit(Call(REDUCE_SCATTER, buffer, limit, ReduceOp(op), inputs=given))
         copy_back(output, buffer)
