@@ -30,14 +30,30 @@ double cpus_v1(const std::string& folder) {  // two files, -1 for no limit
   return quota > 0 && period > 0 ? quota / period : unlimited;
 }
 
+// What a group uses counts the files it has read, which the kernel gives up when it must.
+double page_cache(const std::string& folder) {
+  std::ifstream file(folder + "/memory.stat");
+  std::string name;
+  double value = 0;
+  double cached = 0;
+  while (file >> name >> value) {
+    if (name == "active_file" || name == "inactive_file") cached += value;
+  }
+  return cached;
+}
+
+double memory_left(const std::string& folder, const char* limit, const char* usage) {
+  const double most = number_in(folder + limit, unlimited);
+  const double used = number_in(folder + usage, 0) - page_cache(folder);
+  return std::max(0.0, most - std::max(0.0, used));
+}
+
 double memory_v2(const std::string& folder) {
-  const double most = number_in(folder + "/memory.max", unlimited);
-  return std::max(0.0, most - number_in(folder + "/memory.current", 0));
+  return memory_left(folder, "/memory.max", "/memory.current");
 }
 
 double memory_v1(const std::string& folder) {
-  const double most = number_in(folder + "/memory.limit_in_bytes", unlimited);
-  return std::max(0.0, most - number_in(folder + "/memory.usage_in_bytes", 0));
+  return memory_left(folder, "/memory.limit_in_bytes", "/memory.usage_in_bytes");
 }
 
 // A limit may sit on any ancestor: take the least from the leaf up to the root.

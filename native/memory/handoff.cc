@@ -11,6 +11,8 @@
 #include <memory>
 #include <utility>
 
+#include "common/interrupt.h"
+
 namespace gradsync {
 namespace {
 
@@ -20,6 +22,9 @@ constexpr int SO_PEERPIDFD = 77;  // Linux 6.5
 
 // The kernel's limit for one message is 253 (SCM_MAX_FD).
 constexpr std::size_t descriptors_per_message = 128;
+
+// Waits are cut so that Ctrl-C is heard.
+constexpr std::int64_t longest_nap_ns = 200'000'000;
 
 struct Introduction {
   std::array<char, 8> magic{'g', 's', 'g', 'u', 'e', 's', 't', '1'};
@@ -54,14 +59,14 @@ Status wait_until_ready(const Fd& socket, short events, Deadline deadline, const
                         const Fd& process = Fd()) {
   while (true) {
     std::array<pollfd, 2> entries{{{socket.get(), events, 0}, {process.get(), POLLIN, 0}}};
-    constexpr std::int64_t a_minute_ns = 60'000'000'000;
-    const std::int64_t left = deadline.remaining_ns(a_minute_ns);
+    const std::int64_t left = deadline.remaining_ns(longest_nap_ns);
     const timespec timeout{left / 1'000'000'000, left % 1'000'000'000};
     const int ready = ::ppoll(entries.data(), entries.size(), &timeout, nullptr);
     if (ready > 0 && entries[0].revents != 0) return Status::success();
     if (ready > 0) return Status::error(Code::connection, "the other process is gone");
     if (ready < 0 && errno != EINTR) return Status::from_errno("poll");
     if (deadline.expired()) return Status::error(Code::timeout, what);
+    if (interrupted()) return interrupted_status();
   }
 }
 
@@ -152,7 +157,7 @@ Status Lobby::wait_for_guest(int count, Deadline deadline, const std::vector<Fd>
     entries.push_back({at < expected.size() ? expected[at].get() : -1, POLLIN, 0});
   }
   while (true) {
-    const std::int64_t left = deadline.remaining_ns(60'000'000'000);
+    const std::int64_t left = deadline.remaining_ns(longest_nap_ns);
     const timespec timeout{left / 1'000'000'000, left % 1'000'000'000};
     const int ready = ::ppoll(entries.data(), entries.size(), &timeout, nullptr);
     if (ready < 0 && errno != EINTR) return Status::from_errno("poll");
@@ -165,6 +170,7 @@ Status Lobby::wait_for_guest(int count, Deadline deadline, const std::vector<Fd>
     if (deadline.expired()) {
       return Status::error(Code::timeout, "not every rank came to map the shared memory", missing);
     }
+    if (interrupted()) return interrupted_status();
   }
 }
 

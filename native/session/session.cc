@@ -41,7 +41,8 @@ Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t stag
   std::vector<Fd> expected(pids.size());
   Status status;
   for (std::size_t i = 1; i < pids.size(); ++i) {
-    if (pids[i] <= 0 || open_pidfd(pids[i], expected[i]).ok()) continue;
+    // Any other failure only means that this one cannot be watched on its way.
+    if (pids[i] <= 0 || open_pidfd(pids[i], expected[i]).ok() || errno != ESRCH) continue;
     status = Status::error(Code::peer_lost, "its process ended before the group was formed",
                            {static_cast<int>(i)});
   }

@@ -27,9 +27,11 @@ std::uint64_t now_ns() {
 
 template <std::size_t Size>
 void copy_text(std::array<char, Size>& to, const std::string& from) {
-  const std::size_t length = std::min(from.size(), Size - 1);
-  // The end of a traceback says most, so a long text loses its beginning.
-  std::memcpy(to.data(), from.data() + (from.size() - length), length);
+  // The end of a traceback says most, so a long text loses its beginning, by whole characters.
+  std::size_t start = from.size() - std::min(from.size(), Size - 1);
+  while (start > 0 && start < from.size() && (from[start] & 0xC0) == 0x80) ++start;
+  const std::size_t length = from.size() - start;
+  std::memcpy(to.data(), from.data() + start, length);
   to[length] = '\0';
 }
 
@@ -217,7 +219,8 @@ Status Team::health(std::uint64_t step) const {
 }
 
 Status Team::lost(int peer, const std::string& why) const {
-  return Status::error(Code::peer_lost, "pid " + std::to_string(slot(peer).pid) + ": " + why,
+  const int pid = slot(peer).pid;  // 0 before it has mapped the memory
+  return Status::error(Code::peer_lost, (pid != 0 ? "pid " + std::to_string(pid) + ": " : "") + why,
                        {peer});
 }
 

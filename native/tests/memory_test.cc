@@ -129,5 +129,7 @@ TEST(memory_left_is_the_least_on_the_way_up) {
   std::ofstream(root / "a/memory.max") << "1000\n";
   std::ofstream(root / "a/memory.current") << "400\n";
   CHECK(cgroup_memory_left(root, root / "self") == 600);
+  std::ofstream(root / "a/memory.stat") << "anon 250\nactive_file 100\ninactive_file 50\n";
+  CHECK(cgroup_memory_left(root, root / "self") == 750);
   fs::remove_all(root);
 }

@@ -38,7 +38,10 @@ def view(tensor: torch.Tensor, op_name: str) -> Buffer:
     number = _NUMBERS.get(tensor.dtype)
     if number is None:
         raise UsageError(f"{op_name} does not know {tensor.dtype}")
-    owner = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+    owner = tensor
+    # A conjugated or negated view is contiguous too, but its memory holds something else.
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        owner = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return Buffer(owner.data_ptr(), owner.numel(), number, owner)
 
 

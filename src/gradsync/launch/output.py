@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import select
 import termios
 from collections import deque
 
@@ -60,6 +61,8 @@ class Sink:
                 view = view[os.write(self._fd, view) :]
             except InterruptedError:
                 continue
+            except BlockingIOError:  # somebody else made our stream so; wait for the reader
+                select.select([], [self._fd], [])
             except OSError:
                 # The reader left (`| head`). The job's work is worth more than its output.
                 self._open = False
