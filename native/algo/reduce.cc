@@ -3,8 +3,8 @@
 //   n out by the root
 //
 // The others stage the next chunk while the root reduces the one before. (Sharing the reduction
-// among all ranks, as all_reduce does, takes a second copy and a second step per chunk; it would
-// pay from about four ranks that have a core each.)
+// among all ranks, as all_reduce does, takes a second copy and a second step per chunk; whether it
+// pays with many ranks that have a core each was not measured.)
 #include "reduce/reduce.h"
 
 #include <vector>

@@ -1,5 +1,4 @@
-// The calls with one address per rank. Python passes sequences of integers: at a few ranks they
-// cost less than filling an array would.
+// The calls with one address per rank; Python passes sequences of integers.
 #include <nanobind/stl/vector.h>
 
 #include <vector>

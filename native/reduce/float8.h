@@ -61,7 +61,7 @@ struct Float8 {
     }
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | sign);
   }
-  // A table: exact whatever the processor does to subnormals, and quicker than arithmetic.
+  // A table: exact whatever the processor is told to do with subnormals.
   static constexpr std::array<float, 256> values = [] {
     std::array<float, 256> all{};
     for (std::size_t bits = 0; bits < all.size(); ++bits) {
