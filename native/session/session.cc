@@ -1,6 +1,8 @@
 #include "session/session.h"
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstring>
 #include <sstream>
 #include <utility>
@@ -8,11 +10,17 @@
 namespace gradsync {
 namespace {
 
+constexpr std::int64_t a_day_ns = 86'400'000'000'000;
+
 // What the host sends to each guest, followed by the memory and one pidfd per rank.
 struct Welcome {
   std::uint64_t segment_bytes = 0;  // 0: the group could not be formed
   std::uint32_t ranks = 0;
-  std::uint32_t missing = 0;  // how many ranks did not come; only when it could not be formed
+  // Only when it could not be formed: why, and which ranks it is about.
+  Code code = Code::ok;
+  std::uint32_t rank_count = 0;
+  std::array<std::int32_t, 16> about{};
+  std::array<char, 256> why{};
 };
 
 std::span<const std::uint8_t> bytes_of(const Welcome& welcome) {
@@ -20,9 +28,13 @@ std::span<const std::uint8_t> bytes_of(const Welcome& welcome) {
 }
 
 // The guests that came must not wait for their own deadline when the group cannot be formed.
-void send_away(const std::vector<Guest>& guests, std::size_t missing) {
+void send_away(const std::vector<Guest>& guests, const Status& status) {
   Welcome welcome;
-  welcome.missing = static_cast<std::uint32_t>(missing);
+  welcome.code = status.code;
+  welcome.rank_count =
+      static_cast<std::uint32_t>(std::min(status.ranks.size(), welcome.about.size()));
+  std::copy_n(status.ranks.begin(), welcome.rank_count, welcome.about.begin());
+  status.message.copy(welcome.why.data(), welcome.why.size() - 1);
   for (const Guest& guest : guests) {
     (void)send_descriptors(guest.socket, bytes_of(welcome), {}, Deadline::after(1.0));
   }
@@ -56,7 +68,7 @@ Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t stag
   std::vector<Fd> pidfds(static_cast<std::size_t>(ranks));
   if (status.ok()) status = open_pidfd(::getpid(), pidfds[0]);
   if (!status.ok()) {
-    send_away(guests, status.ranks.size());
+    send_away(guests, status);
     return status;
   }
   Team::format(segment.data(), ranks, staging_bytes);
@@ -65,7 +77,9 @@ Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t stag
     pidfds[static_cast<std::size_t>(guest.index)] = std::move(guest.pidfd);
   std::vector<int> descriptors{segment.fd()};
   for (const Fd& fd : pidfds) descriptors.push_back(fd.get());
-  const Welcome welcome{segment.size(), static_cast<std::uint32_t>(ranks), 0};
+  Welcome welcome;
+  welcome.segment_bytes = segment.size();
+  welcome.ranks = static_cast<std::uint32_t>(ranks);
   for (const Guest& guest : guests) {
     status = send_descriptors(guest.socket, bytes_of(welcome), descriptors, deadline);
     // A guest that died meanwhile is found by its pidfd when the team enters.
@@ -89,9 +103,10 @@ Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, Deadl
                                0, deadline, host_process, received);
   if (!status.ok()) return status;
   if (welcome.segment_bytes == 0) {
-    return Status::error(Code::timeout,
-                         "the group could not be formed: " + std::to_string(welcome.missing) +
-                             " of its ranks did not come");
+    const auto count = std::min<std::size_t>(welcome.rank_count, welcome.about.size());
+    welcome.why.back() = '\0';
+    return Status::error(welcome.code, welcome.why.data(),
+                         {welcome.about.begin(), welcome.about.begin() + count});
   }
   if (welcome.ranks != static_cast<std::uint32_t>(ranks)) {
     return Status::error(Code::invalid, "a group of " + std::to_string(welcome.ranks) +
@@ -124,13 +139,16 @@ Status Session::local(int ranks, std::size_t staging_bytes,
 }
 
 template <typename Call>
-Status Session::run(Call call) {
+Status Session::run(Deadline deadline, Call call) {
   if (!is_ours()) {
     return Status::error(Code::invalid, "this process is a fork of rank " + std::to_string(rank()) +
                                             " and not a rank itself; only the rank may use its "
                                             "group, so pass it what it shall send");
   }
-  const std::lock_guard<std::mutex> lock(one_call_);
+  std::unique_lock<std::timed_mutex> lock(one_call_, std::defer_lock);
+  if (!lock.try_lock_for(std::chrono::nanoseconds(deadline.remaining_ns(a_day_ns)))) {
+    return Status::error(Code::timeout, "another thread of this rank is inside a call");
+  }
   if (!broken_.ok()) return broken_;
   Status status = team_.check_aborted();
   if (status.ok()) status = call();
@@ -149,12 +167,12 @@ Status Session::run(Call call) {
 }
 
 Status Session::barrier(Deadline deadline) {
-  return run([&] { return gradsync::barrier(team_, deadline); });
+  return run(deadline, [&] { return gradsync::barrier(team_, deadline); });
 }
 
 Status Session::broadcast(std::byte* data, std::size_t count, Dtype dtype, int root,
                           Deadline deadline) {
-  return run([&] {
+  return run(deadline, [&] {
     const Status status = check_root(root);
     if (!status.ok()) return status;
     return gradsync::broadcast(team_, staging_, data, count, dtype, root, deadline);
@@ -163,8 +181,9 @@ Status Session::broadcast(std::byte* data, std::size_t count, Dtype dtype, int r
 
 Status Session::all_reduce(std::byte* data, std::size_t count, Dtype dtype, Reduce reduce,
                            Deadline deadline) {
-  return run(
-      [&] { return gradsync::all_reduce(team_, staging_, data, count, dtype, reduce, deadline); });
+  return run(deadline, [&] {
+    return gradsync::all_reduce(team_, staging_, data, count, dtype, reduce, deadline);
+  });
 }
 
 Status Session::check_root(int root) const {
@@ -185,7 +204,7 @@ Status Session::check_list(const char* what, std::size_t entries, bool needed) c
 
 Status Session::reduce(std::byte* data, std::size_t count, Dtype dtype, Reduce reduce, int root,
                        Deadline deadline) {
-  return run([&] {
+  return run(deadline, [&] {
     const Status status = check_root(root);
     if (!status.ok()) return status;
     return gradsync::reduce(team_, staging_, data, count, dtype, reduce, root, deadline);
@@ -194,7 +213,7 @@ Status Session::reduce(std::byte* data, std::size_t count, Dtype dtype, Reduce r
 
 Status Session::all_gather(const std::byte* input, std::size_t count, Dtype dtype,
                            std::span<std::byte* const> outputs, Deadline deadline) {
-  return run([&] {
+  return run(deadline, [&] {
     const Status status = check_list("outputs", outputs.size());
     if (!status.ok()) return status;
     return gradsync::all_gather(team_, staging_, input, count, dtype, outputs, deadline);
@@ -203,7 +222,7 @@ Status Session::all_gather(const std::byte* input, std::size_t count, Dtype dtyp
 
 Status Session::gather(const std::byte* input, std::size_t count, Dtype dtype,
                        std::span<std::byte* const> outputs, int root, Deadline deadline) {
-  return run([&] {
+  return run(deadline, [&] {
     Status status = check_root(root);
     if (status.ok()) status = check_list("outputs", outputs.size(), rank() == root);
     if (!status.ok()) return status;
@@ -213,7 +232,7 @@ Status Session::gather(const std::byte* input, std::size_t count, Dtype dtype,
 
 Status Session::scatter(std::span<const std::byte* const> inputs, std::byte* output,
                         std::size_t count, Dtype dtype, int root, Deadline deadline) {
-  return run([&] {
+  return run(deadline, [&] {
     Status status = check_root(root);
     if (status.ok()) status = check_list("inputs", inputs.size(), rank() == root);
     if (!status.ok()) return status;
@@ -224,7 +243,7 @@ Status Session::scatter(std::span<const std::byte* const> inputs, std::byte* out
 Status Session::reduce_scatter(std::span<const std::byte* const> inputs,
                                std::span<const std::size_t> counts, std::byte* output, Dtype dtype,
                                Reduce reduce, Deadline deadline) {
-  return run([&] {
+  return run(deadline, [&] {
     Status status = check_list("inputs", inputs.size());
     if (status.ok()) status = check_list("counts", counts.size());
     if (!status.ok()) return status;
@@ -235,7 +254,7 @@ Status Session::reduce_scatter(std::span<const std::byte* const> inputs,
 
 Status Session::all_to_all(const Pieces<const std::byte>& inputs, const Pieces<std::byte>& outputs,
                            Dtype dtype, Deadline deadline) {
-  return run([&] {
+  return run(deadline, [&] {
     Status status = check_list("inputs", inputs.data.size());
     if (status.ok()) status = check_list("input counts", inputs.counts.size());
     if (status.ok()) status = check_list("outputs", outputs.data.size());

@@ -78,7 +78,7 @@ class Session {
   // Runs one call after the other. A failed one breaks the group: the ranks no longer agree on what
   // comes next, so every later call fails with the same status.
   template <typename Call>
-  Status run(Call call);
+  Status run(Deadline deadline, Call call);
 
   Status check_root(int root) const;
   // A list with an entry for each rank, or an empty one where the rank needs none.
@@ -88,7 +88,7 @@ class Session {
   Team team_;
   Staging staging_;
   std::uint64_t opened_in_ = fork_generation();
-  std::mutex one_call_;
+  std::timed_mutex one_call_;
   Status broken_;
 };
 

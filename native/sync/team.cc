@@ -195,7 +195,9 @@ Status Team::health(std::uint64_t step) const {
     // Somebody who waits with us lost patience first: we wait for the same ranks, so say who they
     // are.
     Status late = timed_out(step);
-    return header_->gave_up && !late.ranks.empty() ? late : status;
+    if (!header_->gave_up || late.ranks.empty()) return status;
+    late.message = header_->reason.data();
+    return late;
   }
   // Only ranks that still owe this step matter: the others may have gone home rightly.
   int culprit = -1;

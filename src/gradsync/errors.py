@@ -74,6 +74,12 @@ class DistBackendError(DistError):
         """The ranks at fault: lost, missing or different."""
         self.timeout_s = timeout_s
 
+    def __copy__(self) -> DistBackendError:
+        """Return the same error without a traceback."""
+        twin = type(self)(*self.args)
+        twin.__dict__.update(self.__dict__)
+        return twin
+
 
 class MismatchError(DistBackendError):
     """The ranks of a group asked for different things in the same call."""

@@ -94,7 +94,9 @@ def test_late_rank_is_named_at_the_deadline(rank, group):
     assert caught.value.ranks == (1,)
     assert isinstance(caught.value, TimeoutError)
     text = str(caught.value)
-    assert "timed out after 0.3 s. Arrived: ranks 0, 2. Missing: rank 1 (pid" in text
+    # The first to lose patience says so for the others too.
+    assert "timed out after 0.3 s." in text or "gave up on call #2" in text
+    assert "Arrived: ranks 0, 2. Missing: rank 1 (pid" in text
     assert "last call: #1 barrier()" in text
 
 
@@ -192,3 +194,88 @@ def test_clean_script_prints_nothing(tmp_path):
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+FORMING = """
+import os, sys, time
+import gradsync as dist
+from gradsync.backends import shm
+if os.environ["RANK"] == "1":
+    def fail(*args):
+        {act}
+    shm._reach_lowest = fail
+start = time.monotonic()
+try:
+    dist.init_process_group(timeout=40)
+except dist.PeerLostError as error:
+    assert time.monotonic() - start < 20  # of which most is waiting for slow starters
+    print("told:", error)
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        ("os.kill(os.getpid(), 9)", "ended before the group was formed"),
+        ("raise ValueError('no map today')", "failed before the group was formed: ValueError"),
+    ],
+)
+def test_rank_that_is_lost_between_arrival_and_group_is_named(tmp_path, act, expected):
+    script = tmp_path / "script.py"
+    script.write_text(FORMING.format(act=act))
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADSYNC_")}
+    env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(40000 + os.getpid() % 10000))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**env, "RANK": str(rank), "WORLD_SIZE": "3"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    outputs = [rank.communicate(timeout=60) for rank in ranks]
+    for rank in (0, 2):
+        assert f"told: rank 1 (pid {ranks[1].pid}" in outputs[rank][0], outputs
+        assert expected in outputs[rank][0]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("text", ["\u00e9" * 3000, "x" + "\u00e9" * 3000, "bad name \udc80"])
+def test_reason_in_any_script_reaches_the_others(rank, group, text):
+    if rank == 1:
+        group.leave(text)
+        return
+    with pytest.raises(dist.PeerLostError, match=r"é{2}|udc80"):
+        group.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_broken_group_repeats_what_broke_it(rank, group):
+    with pytest.raises(dist.MismatchError):
+        dist.all_reduce(torch.ones(rank + 1))
+    with pytest.raises(dist.MismatchError, match=r"broken since an earlier call failed: all_red"):
+        dist.barrier()
+
+
+def test_hooks_of_others_are_called_once_after_initialising_again(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, gradsync as dist\n"
+        "dist.init_process_group()\n"
+        "old = sys.excepthook\n"
+        "def hook(*args):\n"
+        "    print('mine')\n"
+        "    old(*args)\n"
+        "sys.excepthook = hook\n"
+        "dist.destroy_process_group()\n"
+        "dist.init_process_group()\n"
+        "raise ValueError('once')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "mine\n"
+    assert done.stderr.count("ValueError: once") == 1

@@ -1,5 +1,6 @@
 """Groups on real ranks: the results of the collectives, and what a group's life looks like."""
 
+import gc
 import os
 import signal
 import socket
@@ -99,6 +100,30 @@ def test_scalars_views_and_leaves(rank, world_size):
 
 
 @pytest.mark.ranks(2)
+def test_lazy_views_are_taken_at_their_value(rank):
+    tensor = torch.tensor([1 + 2j]).conj() if rank == 0 else torch.zeros(1, dtype=torch.complex64)
+    dist.broadcast(tensor, src=0)
+    assert tensor.item() == 1 - 2j
+    tensor = torch._neg_view(torch.arange(3.0) * (rank + 1))
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    assert tensor.tolist() == [0.0, -1.0, -2.0]
+
+
+@pytest.mark.ranks(2)
+def test_second_thread_does_not_wait_for_ever_behind_the_first(rank, group):
+    if rank == 1:
+        time.sleep(0.6)
+        group.barrier()
+        return
+    first = threading.Thread(target=group.barrier)
+    first.start()
+    time.sleep(0.1)
+    with pytest.raises(dist.CollectiveTimeout, match="another thread of this rank"):
+        group.all_reduce(torch.ones(1), timeout=0.1)
+    first.join()
+
+
+@pytest.mark.ranks(2)
 def test_hooks_see_every_call_and_cannot_stop_it(group, caplog):
     seen = []
     handle = group.hooks.add_before(lambda call: seen.append(call.op.name))
@@ -133,6 +158,7 @@ def test_nothing_is_left_after_a_hundred_groups(rank, world_size, store):
         with open("/proc/self/maps") as file:
             return sum("memfd:gradsync" in line for line in file)
 
+    gc.collect()  # what an earlier test of this process left to the collector
     before = descriptors(), mappings(), threading.active_count()
     for _ in range(100):
         dist.init_process_group(store=store, rank=rank, world_size=world_size)

@@ -6,20 +6,37 @@ other's lobby, and only those that get through are on one host.
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from gradsync import _native
 from gradsync.backends.backend import Bootstrap
 from gradsync.backends.call import Call
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
 from gradsync.backends.pieces import run_pieces
-from gradsync.backends.translate import RankState, call_error, forming_error, rank_states
+from gradsync.backends.translate import (
+    RankState,
+    broken_error,
+    call_error,
+    forming_error,
+    rank_states,
+)
 from gradsync.backends.work import DoneWork, Work
-from gradsync.base.host import HostEvidence, islands
-from gradsync.errors import BackendUnavailable
+from gradsync.base.deadline import Deadline
+from gradsync.base.host import HostEvidence, is_dead, islands
+from gradsync.errors import (
+    BackendUnavailable,
+    DistBackendError,
+    PeerLostError,
+    RendezvousError,
+    StoreConnectionError,
+    StoreTimeout,
+)
 
-__all__ = ["ShmBackend", "share_memory"]
+__all__ = ["ShmBackend", "failure_key", "share_memory"]
 
 STAGING_BYTES = 1 << 20
 """Shared memory per rank through which private tensors pass. Two halves of 512 KiB stay in the
@@ -27,6 +44,7 @@ second-level cache; larger ones gained nothing at 25 MB."""
 
 
 _TO_PART_S = 5.0
+_LOOK_S = 0.1
 
 # One handle for all: a call is done when it returns, and its outputs are the caller's own tensors.
 _DONE = DoneWork([])
@@ -39,6 +57,7 @@ class ShmBackend:
 
     def __init__(self, session: _native.Session) -> None:
         self._session = session
+        self._broken: DistBackendError | None = None
 
     @classmethod
     def open(cls, bootstrap: Bootstrap) -> ShmBackend:
@@ -47,6 +66,8 @@ class ShmBackend:
 
     def submit(self, call: Call) -> Work:
         """Carry out a call and return its handle."""
+        if self._broken is not None:
+            raise copy.copy(self._broken)
         op, buffer, timeout_s = call.op, call.buffer, call.timeout_s
         try:
             if op is ALL_REDUCE:
@@ -62,36 +83,46 @@ class ShmBackend:
             else:
                 run_pieces(self._session, call)
         except _native.StatusError as error:
-            raise call_error(error, self._session, op, timeout_s) from None
+            failure = call_error(error, self._session, call)
+            if isinstance(failure, DistBackendError):
+                # A copy that is never raised: a traceback would keep this group's memory alive.
+                self._broken = broken_error(failure)
+            raise failure from None
         return _DONE
 
     def abort(self, reason: str) -> None:
         """Make every present and later call of every rank fail with ``reason``."""
-        self._session.abort(reason)
+        self._session.abort(printable(reason))
 
     def leave(self, note: str = "") -> None:
         """Tell the peers that this rank is going."""
-        self._session.leave(note)
+        self._session.leave(printable(note))
 
     def states(self) -> list[RankState]:
         """Return what every rank is doing."""
         return rank_states(self._session)
 
 
+def printable(text: str) -> str:
+    """Return a text that can cross into the core: a lone surrogate (a bad file name) cannot."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def share_memory(bootstrap: Bootstrap) -> _native.Session:
     """Find out who can map whose memory, and form one session of all ranks or say why not."""
-    store, rank, evidence = bootstrap.store, bootstrap.rank, bootstrap.evidence
+    rank, evidence = bootstrap.rank, bootstrap.evidence
     size = len(evidence)
     lobby = _native.Lobby()
-    store.set(f"lobby/{rank}", json.dumps([lobby.name, lobby.secret.hex()]))
-    lobbies = [json.loads(text) for text in store.multi_get([f"lobby/{r}" for r in range(size)])]
+    swap = _Swap(bootstrap)
+    lobbies = [
+        json.loads(text) for text in swap("lobby", json.dumps([lobby.name, lobby.secret.hex()]))
+    ]
     leader, link = _reach_lowest(rank, evidence, [name for name, _ in lobbies])
-    store.set(f"leader/{rank}", str(leader))
-    leaders = [int(text) for text in store.multi_get([f"leader/{r}" for r in range(size)])]
+    leaders = [int(text) for text in swap("leader", str(leader))]
     groups = islands(evidence, dict(enumerate(leaders)))
     if len(groups) > 1:
         # Rank 0 may serve the store: nobody goes before everybody knows.
-        store.barrier("islands", size, min(bootstrap.timeout_s, _TO_PART_S))
+        bootstrap.store.barrier("islands", size, min(bootstrap.timeout_s, _TO_PART_S))
         raise BackendUnavailable(_explain(groups, evidence))
     try:
         if link is None:
@@ -102,6 +133,66 @@ def share_memory(bootstrap: Bootstrap) -> _native.Session:
         return link.join(bytes.fromhex(lobbies[0][1]), rank, size, bootstrap.timeout_s)
     except _native.StatusError as error:
         raise forming_error(error) from None
+
+
+class _Swap:
+    """Exchanges a text with every rank through the store, and looks who is still there meanwhile.
+
+    Without that, a rank that dies or fails after rendezvous would keep the others waiting for the
+    whole timeout.
+    """
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        self._bootstrap = bootstrap
+        self._deadline = Deadline(bootstrap.timeout_s)
+
+    def __call__(self, name: str, text: str) -> list[bytes]:
+        store = self._bootstrap.store
+        keys = [f"{name}/{rank}" for rank in range(len(self._bootstrap.evidence))]
+        store.set(keys[self._bootstrap.rank], text)
+        while True:
+            try:
+                store.wait(keys, min(_LOOK_S, max(self._deadline.remaining(), 0.001)))
+            except StoreTimeout:
+                self._look_around([r for r, key in enumerate(keys) if not store.check([key])])
+            except StoreConnectionError:
+                # Its server may have gone because of a rank that had gone before.
+                self._find_dead(range(len(keys) - 1, -1, -1))
+                raise
+            else:
+                return store.multi_get(keys)
+
+    def _look_around(self, missing: list[int]) -> None:
+        store, evidence = self._bootstrap.store, self._bootstrap.evidence
+        for rank in missing:
+            who = f"rank {rank} ({evidence[rank].where})"
+            if store.check([failure_key(rank)]):
+                why = store.get(failure_key(rank)).decode("utf-8", "replace")
+                self._lost(rank, f"{who} failed before the group was formed: {why}")
+        self._find_dead(missing)
+        if self._deadline.expired():
+            who = "; ".join(f"rank {rank} ({evidence[rank].where})" for rank in missing)
+            raise RendezvousError(
+                f"the group was not formed within {self._bootstrap.timeout_s:g} s: nothing was "
+                f"heard of {who} after they had arrived"
+            )
+
+    def _find_dead(self, ranks: Iterable[int]) -> None:
+        evidence = self._bootstrap.evidence
+        for rank in ranks:
+            if is_dead(evidence[rank], evidence[self._bootstrap.rank]):
+                who = f"rank {rank} ({evidence[rank].where})"
+                self._lost(rank, f"{who} ended before the group was formed")
+
+    def _lost(self, rank: int, message: str) -> NoReturn:
+        # We may serve the store: let the others look around too before we go.
+        time.sleep(3 * _LOOK_S)
+        raise PeerLostError(message, ranks=[rank])
+
+
+def failure_key(rank: int) -> str:
+    """Return where a rank says that it failed while its group was being formed."""
+    return f"failed/{rank}"
 
 
 def _reach_lowest(

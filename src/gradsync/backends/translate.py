@@ -6,7 +6,9 @@ import socket
 from typing import NamedTuple
 
 from gradsync import _native
-from gradsync.backends.ops import Op, describe
+from gradsync.backends.call import Call
+from gradsync.backends.ops import describe
+from gradsync.base.dtypes import DTYPE_NAMES
 from gradsync.errors import (
     AbortedError,
     BackendUnavailable,
@@ -19,7 +21,7 @@ from gradsync.errors import (
     UsageError,
 )
 
-__all__ = ["RankState", "call_error", "forming_error", "rank_states"]
+__all__ = ["RankState", "broken_error", "call_error", "forming_error", "rank_states"]
 
 
 class RankState(NamedTuple):
@@ -47,30 +49,54 @@ def _ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
+def _patience(detail: str, timeout_s: float) -> str:
+    """Say whose patience ended: the caller's own, or that of a rank that waited with it."""
+    return f"ended: {detail}" if "gave up" in detail else f"timed out after {timeout_s:g} s"
+
+
 def _last_call(state: RankState) -> str:
     return f"last call: #{state.sequence} {state.doing}" if state.sequence else "no call yet"
 
 
-def call_error(
-    error: _native.StatusError, session: _native.Session, op: Op, timeout_s: float
-) -> DistError:
+def _about(call: Call) -> str:
+    if not call.op.has_reduce:
+        return ""
+    return f" ({call.reduce.name} of {DTYPE_NAMES[call.main_buffer.dtype]})"
+
+
+def broken_error(first: DistBackendError) -> DistBackendError:
+    """Return the exception for a call on a group that an earlier call has broken."""
+    return type(first)(
+        f"the group is broken since an earlier call failed: {first}",
+        op=first.op,
+        seq=first.seq,
+        rank=first.rank,
+        ranks=first.ranks,
+        timeout_s=first.timeout_s,
+    )
+
+
+def call_error(error: _native.StatusError, session: _native.Session, call: Call) -> DistError:
     """Return the exception for a call that failed, with every rank's state in its message."""
     code, detail, ranks = error.args
+    op, timeout_s = call.op, call.timeout_s
     if code == "invalid":
-        return UsageError(f"{op.name}: {detail}")
+        return UsageError(f"{op.name}: {detail}{_about(call)}")
     states = rank_states(session)
     here = f"{op.name} #{session.sequence} on rank {session.rank} of {session.size}"
     table = "\n".join(f"  rank {s.rank} (pid {s.pid}): #{s.sequence} {s.doing}" for s in states)
     kind: type[DistBackendError] = DistBackendError
     message = f"{here}: {detail}"
-    if code == "timeout":
+    if code == "timeout" and not ranks:
+        kind = CollectiveTimeout  # not for a peer, but for a thread of our own
+    elif code == "timeout":
         kind = CollectiveTimeout
         missing = "; ".join(
             f"rank {r} (pid {states[r].pid}, {_last_call(states[r])})" for r in ranks
         )
         arrived = [r for r in range(session.size) if r not in ranks]
         message = (
-            f"{here} timed out after {timeout_s:g} s. Arrived: {_ranks(arrived)}. Missing: "
+            f"{here} {_patience(detail, timeout_s)}. Arrived: {_ranks(arrived)}. Missing: "
             f"{missing}. A missing rank is slow, stuck, or took another branch; give a longer "
             f"timeout if it is only slow."
         )

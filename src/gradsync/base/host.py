@@ -31,6 +31,11 @@ class HostEvidence:
     net_namespace: int
     pid_namespace: int
 
+    @property
+    def where(self) -> str:
+        """Which process on which host, for people."""
+        return f"pid {self.pid} on {self.host}"
+
 
 def host_evidence() -> HostEvidence:
     """Return the evidence of the calling process.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn
@@ -48,6 +49,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
         self._size = len(members.ranks)
         self._timeout_s = timeout_s
         self._on_close = on_close
+        self._owner = os.getpid()
         self.hooks = Hooks()
         self.children: list[ProcessGroup] = []
         """Sub-groups, when this is a world."""
@@ -149,9 +151,10 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
             child.close()
         self.children.clear()
         self._backend = None
-        if self._on_close is not None:
+        # A forked child that ends must not give its parent's place away.
+        if self._on_close is not None and os.getpid() == self._owner:
             self._on_close()
-            self._on_close = None
+        self._on_close = None
 
     def _limit(self, timeout: Timeout | None) -> float:
         return self._timeout_s if timeout is None else seconds(timeout)

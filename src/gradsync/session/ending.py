@@ -14,8 +14,11 @@ __all__ = ["watch_for_the_end"]
 
 
 def watch_for_the_end() -> None:
-    """Make this process say goodbye when it ends, with the traceback of what ended it."""
-    if sys.excepthook is not _say_what_went_wrong:
+    """Make this process say goodbye when it ends, with the traceback of what ended it.
+
+    Once in a process: hooks that others put on top of ours call us, and must not be called by us.
+    """
+    if not _previous_hooks:
         _previous_hooks.append(sys.excepthook)
         sys.excepthook = _say_what_went_wrong
         atexit.register(_say_goodbye)
@@ -27,10 +30,12 @@ _previous_hooks: list[Any] = []
 def _say_what_went_wrong(
     kind: type[BaseException], error: BaseException, where: TracebackType | None
 ) -> None:
-    group = default_group()
-    if group is not None:
-        group.leave("".join(traceback.format_exception(kind, error, where)).rstrip())
-    _previous_hooks[-1](kind, error, where)
+    try:
+        group = default_group()
+        if group is not None:
+            group.leave("".join(traceback.format_exception(kind, error, where)).rstrip())
+    finally:
+        _previous_hooks[0](kind, error, where)
 
 
 def _say_goodbye() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from gradsync.backends.backend import Bootstrap
-from gradsync.backends.shm import ShmBackend
+from gradsync.backends.shm import ShmBackend, failure_key
 from gradsync.base.deadline import Deadline, Timeout, seconds
 from gradsync.config import environment, reject_unknown
-from gradsync.errors import BackendUnavailable, UsageError
+from gradsync.errors import BackendUnavailable, DistError, UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.members import Members
 from gradsync.group.world import default_group, is_non_member, replace_default_group, resolve
@@ -101,13 +102,20 @@ def form_group(
     on_close: Callable[[], None] | None = None,
 ) -> ProcessGroup:
     """Bring the members of a group together in shared memory."""
+    own = PrefixStore(f"shm/{members.name}", store)
     bootstrap = Bootstrap(
-        store=PrefixStore(f"shm/{members.name}", store),
+        store=own,
         rank=members.rank,
         evidence=members.evidence,
         timeout_s=deadline.remaining(),
     )
-    return ProcessGroup(ShmBackend.open(bootstrap), members, timeout_s=limit_s, on_close=on_close)
+    try:
+        backend = ShmBackend.open(bootstrap)
+    except BaseException as error:
+        with contextlib.suppress(DistError):  # the store may be what failed
+            own.set(failure_key(members.rank), f"{type(error).__name__}: {error}")
+        raise
+    return ProcessGroup(backend, members, timeout_s=limit_s, on_close=on_close)
 
 
 def destroy_process_group(group: ProcessGroup | int | None = None) -> None:
