@@ -16,7 +16,7 @@ from gradsync.backends.work import DoneWork, Work
 from gradsync.base.deadline import Timeout, seconds
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
-from gradsync.group.buffers import copy_back, view
+from gradsync.group.buffers import copy_back, output_view
 from gradsync.group.exchanging import Exchanging
 from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
@@ -100,7 +100,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
     def broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None) -> None:
         """Overwrite ``tensor`` with that of rank ``root`` of this group."""
         self._check_root("broadcast", root)
-        buffer = view(tensor, "broadcast")
+        buffer = output_view(tensor, "broadcast")
         self.submit(Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root))
         copy_back(tensor, buffer)
 
@@ -111,7 +111,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors element by element; every rank gets the result in place."""
-        buffer = view(tensor, "all_reduce")
+        buffer = output_view(tensor, "all_reduce")
         kind = op if op.__class__ is ReduceOp else ReduceOp(op)
         self.submit(Call(ALL_REDUCE, buffer, self._limit(timeout), kind))
         copy_back(tensor, buffer)
