@@ -37,6 +37,10 @@ class ItemTask:
     context: RankContext
     rootdir: str
     inifile: str
+    args: list[str]
+    """Options that pytest must know from the start, as on its command line."""
+    basetemp: str
+    """Where the person who started pytest wants temporary files, if they said so."""
     options: dict[str, Any]
     path: str
     nodeid: str

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gradsync.errors import UsageError
+from gradsync.testing.given import arguments
 from gradsync.testing.marker import Ranks, backends_of, ranks_of, unavailable
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ _CONTROLLERS = {
     "setupplan",
     "setuponly",
     "setupshow",
+    "capture",
     "basetemp",
     "inifilename",
     "rootdir",
@@ -136,7 +138,8 @@ def _run_on_pool(
         and unavailable(next_ranks.backend(nextitem)) is None
     )
     next_size = next_ranks.size(nextitem) if stays and next_ranks and nextitem else 0
-    options = _options(item.config)
+    args, options = arguments(item.config), _options(item.config)
+    basetemp = _basetemp(item.config)
     coverage = _coverage(item.config)
     debug_rank = _debug_rank(item.config)
     tasks = [
@@ -152,6 +155,8 @@ def _run_on_pool(
             ),
             str(item.config.rootpath),
             str(item.config.inipath or ""),
+            args,
+            basetemp,
             options,
             str(item.path),
             item.nodeid,
@@ -162,6 +167,13 @@ def _run_on_pool(
         for rank in range(size)
     ]
     return merge(item, pool.run(tasks, timeout_s), timeout_s)
+
+
+def _basetemp(config: pytest.Config) -> str:
+    if config.option.basetemp is None:
+        return ""
+    # Asked for now, because pytest clears it the first time that somebody asks.
+    return str(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
 
 
 def _options(config: pytest.Config) -> dict[str, Any]:

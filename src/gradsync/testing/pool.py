@@ -74,6 +74,8 @@ class RankProcess:
         self.process: BaseProcess = context.Process(
             target=target, args=(tasks, questions, stacks, *args), name=name
         )
+        # Only this process comes from the server: what a test starts is made the usual way here.
+        self.process._start_method = None
         self.process.start()
         tasks.close()
         questions.close()

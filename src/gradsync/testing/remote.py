@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Generator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -39,23 +40,18 @@ class PytestInRank:
 
     def __init__(self, task: ItemTask) -> None:
         self._coverage = _start_coverage(task.coverage) if task.coverage else None
-        args = [f"--rootdir={task.rootdir}"]
-        for plugin in _WITHOUT:
-            args += ["-p", f"no:{plugin}"]
-        if task.inifile:
-            args += ["-c", task.inifile]
+        self._observer = _Observer()
         # pytest wants a terminal reporter; what it says is of no interest here.
         self._nowhere = open(os.devnull, "w")  # noqa: SIM115
         shown, sys.stdout = sys.stdout, self._nowhere
         try:
-            self._config = _prepareconfig(args)
+            self._config = _prepareconfig(_arguments(task))
             vars(self._config.option).update(task.options)
             self._config._do_configure()
             self._session = pytest.Session.from_config(self._config)
             self._config.hook.pytest_sessionstart(session=self._session)
         finally:
             sys.stdout = shown
-        self._observer = _Observer()
         self._config.pluginmanager.register(self._observer, "gradsync-rank")
         self._items: dict[str, pytest.Item] = {}
         self._collected: set[str] = set()
@@ -131,10 +127,27 @@ class PytestInRank:
             self._coverage.save()
 
 
+def _arguments(task: ItemTask) -> list[str]:
+    """Return the command line of the pytest in a rank."""
+    args = [f"--rootdir={task.rootdir}", *task.args]
+    for plugin in _WITHOUT:
+        args += ["-p", f"no:{plugin}"]
+    if task.inifile:
+        args += ["-c", task.inifile]
+    if task.basetemp:
+        own = Path(task.basetemp, f"rank-{task.context.rank}")
+        # pytest clears the folder that it is given: leave the one of a rank that was replaced.
+        args.append(f"--basetemp={own}-{os.getpid()}" if own.exists() else f"--basetemp={own}")
+    # The controller's options come as data; some are of plugins that a rank does without.
+    os.environ.pop("PYTEST_ADDOPTS", None)  # every test sets the environment anew
+    return [*args, "-o", "addopts="]
+
+
 class _Observer:
     """Collects the reports of one item, and releases the other ranks as soon as it fails."""
 
     def __init__(self) -> None:
+        self._folders: dict[Path, pytest.Collector] = {}
         self.begin(None)
 
     def begin(self, active: ActiveRank | None) -> None:
@@ -144,6 +157,15 @@ class _Observer:
         self.warnings: list[str] = []
         self.follows = False
         self.traceback: TracebackType | None = None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_directory(
+        self, path: Path
+    ) -> Generator[None, pytest.Collector | None, pytest.Collector | None]:
+        # A conftest's fixtures belong to the node of its folder, and each collection makes new
+        # ones: hand out the first again.
+        node = yield
+        return None if node is None else self._folders.setdefault(path, node)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Generator[None, Any, Any]:

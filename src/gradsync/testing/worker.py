@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import multiprocessing
 import os
 import pickle
 import signal
@@ -17,8 +16,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from types import FrameType
+from typing import Any
 
 from gradsync.launch.verdict import follows_from_another
 from gradsync.testing.entry import DUMP_SIGNAL
@@ -30,8 +31,6 @@ __all__ = ["ANSWERING_THREAD", "run", "standing_by"]
 ANSWERING_THREAD = "gradsync test kit"
 
 _PR_SET_PDEATHSIG = 1
-# Between the ends of a killed controller's pipes.
-_CONTROLLER_S = 1.0
 # What stands between a process and the test that it runs.
 _MACHINERY = (
     "_pytest/python.py",
@@ -53,7 +52,12 @@ def standing_by(
     questions: Connection, stacks: Connection, describe: Callable[[], str]
 ) -> Iterator[None]:
     """Be a rank that ends with its controller and says where it stands whenever that one asks."""
-    # We end with the server that forked us; what ends us with the controller is in _answer.
+    # We end with the server that forked us, and that one with the controller, whoever kills it: if
+    # only nobody else holds the pipe by which it notices.
+    server: Any = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
     # For a rank that holds the interpreter lock and cannot answer: written by the signal handler.
@@ -123,13 +127,6 @@ def _answer(questions: Connection, describe: Callable[[], str]) -> None:
             questions.send(_where(describe))
         except (EOFError, OSError):
             break
-    # The server that forked us cannot end as long as we hold its pipe, so if the controller was
-    # killed nobody else would end a test that sleeps.
-    controller = multiprocessing.parent_process()
-    if controller is not None:
-        controller.join(_CONTROLLER_S)
-        if not controller.is_alive():
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _where(describe: Callable[[], str]) -> str:
