@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 FIRST = """
-import os, sys, warnings
+import os, subprocess, time, warnings
 import pytest, torch
 import gradsync as dist
 
@@ -31,6 +32,25 @@ def test_given_options(rank, tmp_path, pytestconfig, from_plugin):
     assert f"given/rank-{rank}" in str(tmp_path)
     with pytest.raises(DeprecationWarning):
         warnings.warn("old", DeprecationWarning)
+
+@pytest.mark.ranks(2)
+def test_interrupted(rank):
+    if rank == 1:
+        raise KeyboardInterrupt("stop it")
+    dist.barrier()
+
+@pytest.mark.ranks(2)
+def test_after_an_interrupt():
+    dist.barrier()
+
+@pytest.mark.ranks(2)
+@pytest.mark.timeout(2)
+def test_sleeps_too_long():
+    time.sleep(100)
+
+@pytest.mark.ranks(2)
+def test_memory_of_another_process():
+    subprocess.run(["sh", "-c", "touch /dev/shm/gradsync-of-another-$$"], check=True)
 """
 
 SECOND = """
@@ -83,6 +103,8 @@ def run(tmp_path_factory):
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -n 0 --timeout=50 --lf --cov=inner\n")
     args = "-v -p plugged -o console_output_style=classic --basetemp=given"
     output, _ = pytest_in(folder, *args.split(), "-W", "error::DeprecationWarning").communicate()
+    for path in Path("/dev/shm").glob("gradsync-of-another-*"):
+        path.unlink()
     return output
 
 
@@ -93,10 +115,22 @@ def run(tmp_path_factory):
         "test_second.py::test_fixture_of_a_folder_again",
         "test_first.py::test_data_loader",
         "test_first.py::test_given_options",
+        "test_first.py::test_after_an_interrupt",
+        "test_first.py::test_memory_of_another_process",
     ],
 )
 def test_passes_as_in_plain_pytest(run, test):
     assert re.search(rf"^inner/{re.escape(test)} PASSED", run, re.MULTILINE), run
+
+
+def test_interrupt_on_a_rank_fails_its_own_test(run):
+    assert re.search(r"^inner/test_first.py::test_interrupted FAILED", run, re.MULTILINE), run
+    assert "rank 1: failed: KeyboardInterrupt: stop it" in run
+
+
+def test_deadline_comes_before_that_of_pytest_timeout(run):
+    assert "ranks 0, 1 had not finished after 1.5 s" in run
+    assert "INTERNALERROR" not in run
 
 
 BUSY = """
@@ -119,6 +153,16 @@ def test_killed_controller_takes_even_ranks_that_hold_the_lock_along(tmp_path):
     child.send_signal(signal.SIGKILL)
     child.communicate()
     until(lambda: not any(psutil.pid_exists(int(path.read_text())) for path in pids))
+
+
+def test_interrupting_pytest_does_not_wait_for_busy_ranks(tmp_path):
+    (tmp_path / "test_busy.py").write_text(BUSY)
+    child = pytest_in(tmp_path, "-q")
+    until(lambda: all((tmp_path / f"{rank}.pid").exists() for rank in range(2)))
+    start = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    child.communicate()
+    assert time.monotonic() - start < 4
 
 
 def until(condition):

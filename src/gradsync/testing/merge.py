@@ -10,7 +10,9 @@ import pytest
 
 from gradsync.testing.messages import Died, Finished, Outcome, Stuck
 
-__all__ = ["merge", "plain_report"]
+__all__ = ["framed", "merge", "plain_report"]
+
+_PHASES = ("setup", "call", "teardown")
 
 Phases = list[tuple[int, "pytest.TestReport"]]
 
@@ -24,14 +26,10 @@ def merge(
     """
     lost = _lost(item, outcomes, timeout_s)
     if lost is not None:
-        return [
-            plain_report(item, "setup", "passed"),
-            lost,
-            plain_report(item, "teardown", "passed"),
-        ]
+        return framed(item, lost)
     loaded = [_load(item, outcome) for outcome in outcomes]
     merged = []
-    for when in ("setup", "call", "teardown"):
+    for when in _PHASES:
         phase = [
             (rank, report)
             for rank, reports in enumerate(loaded)
@@ -71,27 +69,32 @@ def _in_a_line(report: pytest.TestReport, outcome: Outcome) -> str:
     if getattr(outcome, "follows", False):
         return "released, because another rank had failed"
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else str(report.longrepr)
-    return f"failed: {text.strip().splitlines()[0]}" if text.strip() else "failed"
+    if crash is not None:
+        lines = crash.message.strip().splitlines()[:1]
+    else:
+        lines = str(report.longrepr).strip().splitlines()[-1:]  # of a traceback, the exception
+    return f"failed: {lines[0]}" if lines else "failed"
 
 
 def _load(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
     assert isinstance(outcome, Finished | Died)
     if isinstance(outcome, Died):
         return []  # planned: the test wanted it so
-    if outcome.error is not None:
-        return [plain_report(item, "setup", "failed", outcome.traceback)]
     hook = item.config.hook
-    return [
+    reports: list[pytest.TestReport] = [
         hook.pytest_report_from_serializable(config=item.config, data=data)
         for data in outcome.reports
     ]
+    if outcome.error is not None:
+        # It came out of the first phase that has no report.
+        when = _PHASES[min(len(reports), 2)]
+        reports = [report for report in reports if report.when != when]
+        reports.append(plain_report(item, when, "failed", outcome.traceback))
+    return reports
 
 
-def _lost(
-    item: pytest.Item, outcomes: Sequence[Outcome], timeout_s: float
-) -> pytest.TestReport | None:
-    """Return the report of a test that lost ranks against its plan, None when it did not."""
+def _lost(item: pytest.Item, outcomes: Sequence[Outcome], timeout_s: float) -> str | None:
+    """Return what to say of a test that lost ranks against its plan, None when it did not."""
     stuck = [rank for rank, o in enumerate(outcomes) if isinstance(o, Stuck)]
     dead = [rank for rank, o in enumerate(outcomes) if isinstance(o, Died) and not o.planned]
     if not stuck and not dead:
@@ -114,7 +117,7 @@ def _lost(
     for rank, outcome in enumerate(outcomes):
         text.append(f"---------- rank {rank} ----------")
         text.append(_block(item, outcome))
-    return plain_report(item, "call", "failed", "\n".join(text))
+    return "\n".join(text)
 
 
 def _block(item: pytest.Item, outcome: Outcome) -> str:
@@ -141,6 +144,15 @@ def _death(outcome: Outcome) -> str:
             name = f"signal {-outcome.exit_code}"
         return f"its process (pid {outcome.pid}) was killed by {name}"
     return f"its process (pid {outcome.pid}) exited with code {outcome.exit_code}"
+
+
+def framed(item: pytest.Item, why: str) -> list[pytest.TestReport]:
+    """Return the reports of a test that failed without one of its own."""
+    return [
+        plain_report(item, "setup", "passed"),
+        plain_report(item, "call", "failed", why),
+        plain_report(item, "teardown", "passed"),
+    ]
 
 
 def plain_report(

@@ -6,6 +6,7 @@ Comes with gradsync. It costs nothing in a run without such tests: torch is not 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite("gradsync.testing.conformance")
 
 _POOL = pytest.StashKey["RankPool"]()
+# What the dumps of hanging ranks may take.
+_MARGIN_S = 5.0
 _PLAIN = (str, int, float, bool, type(None))
 
 # Options that must not reach a rank: the controller selects, debugs and stops.
@@ -102,11 +105,22 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if ranks is None or ranks.on_threads(item) or _in_rank():
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _run_on_pool(item, ranks, nextitem):
+    for report in _reports(item, ranks, nextitem):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     item.session._setupstate.teardown_exact(nextitem)
     return True
+
+
+def _reports(
+    item: pytest.Item, ranks: Ranks, nextitem: pytest.Item | None
+) -> list[pytest.TestReport]:
+    try:
+        return _run_on_pool(item, ranks, nextitem)
+    except pytest.fail.Exception as error:  # from outside of the test, such as pytest-timeout's
+        from gradsync.testing.merge import framed
+
+        return framed(item, str(error))
 
 
 def _in_rank() -> bool:
@@ -128,7 +142,7 @@ def _run_on_pool(
         return [plain_report(item, "setup", "skipped", (path, line or 0, f"Skipped: {reason}"))]
     pool = _pool_of(item.config)
     size = ranks.size(item)
-    timeout_s = _timeout(item.config, ranks)
+    timeout_s = _timeout(item, ranks)
     next_ranks = ranks_of(nextitem) if nextitem is not None else None
     stays = (
         nextitem is not None
@@ -198,9 +212,22 @@ def _coverage(config: pytest.Config) -> dict[str, Any] | None:
     }
 
 
-def _timeout(config: pytest.Config, ranks: Ranks) -> float:
-    chosen: float | None = ranks.timeout or config.getoption("--ranks-timeout")
-    return 60.0 if chosen is None else chosen
+def _timeout(item: pytest.Item, ranks: Ranks) -> float:
+    chosen: float | None = ranks.timeout or item.config.getoption("--ranks-timeout")
+    # Before pytest-timeout: its report would show the controller's stack, not those of the ranks.
+    return min(60.0 if chosen is None else chosen, _before_pytest_timeout(item))
+
+
+def _before_pytest_timeout(item: pytest.Item) -> float:
+    if not item.config.pluginmanager.hasplugin("timeout"):
+        return math.inf
+    limit = getattr(item.config, "_env_timeout", None)
+    marker = item.get_closest_marker("timeout")
+    if marker is not None:
+        limit = marker.kwargs.get("timeout", marker.args[0] if marker.args else limit)
+    if not isinstance(limit, int | float) or limit <= 0:
+        return math.inf
+    return limit - min(_MARGIN_S, limit / 4)
 
 
 def _debug_rank(config: pytest.Config) -> int | None:
@@ -231,11 +258,14 @@ def _without_capture(capture: Any) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """End the pool with the last test, before coverage data are combined."""
+    politely = False  # whoever interrupts a run does not want to wait for busy ranks
     try:
-        return (yield)
+        result = yield
+        politely = True
+        return result
     finally:
         if _POOL in session.config.stash:
-            session.config.stash[_POOL].close()
+            session.config.stash[_POOL].close(politely=politely)
             del session.config.stash[_POOL]
 
 
@@ -252,7 +282,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     names = pyfuncitem._fixtureinfo.argnames
     given = {name: pyfuncitem.funcargs[name] for name in names}
-    timeout_s = _timeout(pyfuncitem.config, ranks)
+    timeout_s = _timeout(pyfuncitem, ranks)
     run_item(pyfuncitem.obj, given, ranks.size(pyfuncitem), ranks.faults, timeout_s)
     return True
 

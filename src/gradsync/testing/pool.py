@@ -45,6 +45,8 @@ _PRELOAD = [
 # is for their reports only.
 _AFTERMATH_S = 10.0
 _ANSWER_S = 2.0
+# How long ranks may take to end by themselves.
+_PATIENCE_S = 5.0
 
 Task = ItemTask | CallTask
 
@@ -108,11 +110,11 @@ class RankProcess:
         for line in (self.tasks, self.questions, self._stacks):
             line.close()
 
-    def end(self, *, politely: bool) -> int:
+    def end(self, *, politely: bool, patience: Deadline | None = None) -> int:
         """End the process and return its exit code."""
         self.hang_up()
         if politely:
-            self.process.join(5)
+            self.process.join((patience or Deadline(_PATIENCE_S)).remaining())
         if self.process.exitcode is None:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGCONT)
@@ -172,7 +174,11 @@ class RankPool:
             # A rank that died since its last test is found when its answer is awaited.
             with contextlib.suppress(OSError):
                 rank.tasks.send(task)
-        outcomes = self._gather(ranks, tasks, Deadline(timeout_s))
+        try:
+            outcomes = self._gather(ranks, tasks, Deadline(timeout_s))
+        except BaseException:
+            self._replace(ranks)  # they are in the middle of something
+            raise
         if not all(isinstance(outcome, Finished) and not outcome.dirty for outcome in outcomes):
             self._replace(ranks)
         return outcomes
@@ -235,14 +241,15 @@ class RankPool:
             rank.end(politely=False)
         self._ranks = [rank for rank in self._ranks if rank not in ranks]
 
-    def close(self) -> None:
-        """End all ranks."""
+    def close(self, *, politely: bool = True) -> None:
+        """End all ranks; politely, they take down what their fixtures have put up."""
         if os.getpid() != self._owner:
             return
         for rank in self._ranks:
             rank.hang_up()  # all of them first, so that they end side by side
+        patience = Deadline(_PATIENCE_S)
         for rank in self._ranks:
-            rank.end(politely=True)
+            rank.end(politely=politely, patience=patience)
         self._ranks = []
 
 

@@ -74,19 +74,30 @@ class PytestInRank:
         except BaseException as error:
             active.release_others(traceback.format_exc())
             active.close_group()
+            # Such as KeyboardInterrupt or pytest.exit(): nothing was torn down, so this process
+            # cannot run another item.
             return Finished(
+                self._serialised(observer.reports),
                 error=RuntimeError(f"{type(error).__name__}: {error}"),
                 traceback=traceback.format_exc(),
                 follows=follows_from_another(error),
+                dirty=True,
             )
         finally:
             _active.clear()
+        return Finished(
+            self._serialised(observer.reports),
+            observer.warnings,
+            follows=observer.follows,
+            dirty=dirty,
+        )
+
+    def _serialised(self, reports: list[pytest.TestReport]) -> list[dict[str, Any]]:
         hook = self._config.hook
-        reports = [
+        return [
             hook.pytest_report_to_serializable(config=self._config, report=report)
-            for report in observer.reports
+            for report in reports
         ]
-        return Finished(reports, observer.warnings, follows=observer.follows, dirty=dirty)
 
     def _find(self, path: str, nodeid: str) -> pytest.Item:
         if path not in self._collected:

@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -84,7 +85,7 @@ class _Worker:
             try:
                 result = self._item(task) if isinstance(task, ItemTask) else self._call(task)
             except BaseException as error:
-                result = _failed(error)
+                result = replace(_failed(error), dirty=True)
             self._tasks.send(result)
         if self._pytest is not None:
             self._pytest.close()  # type: ignore[attr-defined]
