@@ -53,6 +53,68 @@ def test_memory_of_another_process():
     subprocess.run(["sh", "-c", "touch /dev/shm/gradsync-of-another-$$"], check=True)
 """
 
+VERDICTS = """
+import os, signal
+import pytest, torch
+import gradsync as dist
+from gradsync.testing import faults
+
+@pytest.mark.ranks(2, backend=["shm", "threads"], faults=[faults.delay(1, "barrier#3", 0)])
+def test_fault_that_never_strikes():
+    dist.barrier()
+
+@pytest.mark.ranks(2, faults=[faults.kill(1, "barrier#2")])
+def test_death_that_was_not_the_planned_one(rank):
+    if rank == 1:
+        os._exit(3)
+    with pytest.raises(dist.PeerLostError):
+        dist.barrier()
+
+@pytest.fixture
+def breaks(rank):
+    assert rank != 0, "broken"
+
+@pytest.mark.ranks(2)
+def test_setup_breaks_on_one_rank(breaks):
+    dist.barrier()
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(raises=ValueError, strict=True)
+def test_expected_of_one_kind(rank):
+    if rank == 1:
+        raise ValueError("expected")
+    dist.barrier()
+
+@pytest.mark.ranks(2)
+def test_output_of_a_survivor(rank):
+    print("last words of", rank)
+    if rank == 1:
+        os._exit(3)
+    dist.barrier()
+
+made = []
+
+@pytest.mark.ranks(3, threads=True)
+def test_shared_on_threads(rank, shared):
+    assert shared(lambda: made.append(rank) or 7) == 7
+    dist.barrier()
+    assert made == [0]
+    torch.set_default_dtype(torch.float64)
+    os.environ["LEFT_BEHIND"] = "yes"
+
+def test_threads_leave_the_process_alone():
+    assert torch.get_default_dtype() == torch.float32
+    assert "LEFT_BEHIND" not in os.environ
+
+@pytest.mark.ranks(2, threads=True, timeout=1)
+def test_hangs_on_threads(rank):
+    if rank == 0:
+        dist.barrier()
+    else:
+        import time
+        time.sleep(3)
+"""
+
 SECOND = """
 import pytest
 
@@ -98,6 +160,7 @@ def run(tmp_path_factory):
     inner.mkdir()
     (inner / "conftest.py").write_text(CONFTEST)
     (inner / "test_first.py").write_text(FIRST)
+    (inner / "test_verdicts.py").write_text(VERDICTS)
     (inner / "test_second.py").write_text(SECOND)
     (folder / "plugged.py").write_text(PLUGIN)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -n 0 --timeout=50 --lf --cov=inner\n")
@@ -117,6 +180,8 @@ def run(tmp_path_factory):
         "test_first.py::test_given_options",
         "test_first.py::test_after_an_interrupt",
         "test_first.py::test_memory_of_another_process",
+        "test_verdicts.py::test_shared_on_threads",
+        "test_verdicts.py::test_threads_leave_the_process_alone",
     ],
 )
 def test_passes_as_in_plain_pytest(run, test):
@@ -131,6 +196,36 @@ def test_interrupt_on_a_rank_fails_its_own_test(run):
 def test_deadline_comes_before_that_of_pytest_timeout(run):
     assert "ranks 0, 1 had not finished after 1.5 s" in run
     assert "INTERNALERROR" not in run
+
+
+def outcomes(run, test):
+    return re.findall(rf"^inner/test_verdicts.py::{re.escape(test)} (\w+)", run, re.MULTILINE)
+
+
+def test_plan_that_does_not_come_true_fails(run):
+    assert outcomes(run, "test_fault_that_never_strikes[shm]") == ["FAILED"]
+    assert outcomes(run, "test_fault_that_never_strikes[threads]") == ["FAILED"]
+    assert run.count("delay on rank 1 at barrier#3, but it made only 1 such calls") >= 2
+    assert outcomes(run, "test_death_that_was_not_the_planned_one") == ["FAILED"]
+
+
+def test_consequences_are_not_counted_as_failures(run):
+    assert outcomes(run, "test_setup_breaks_on_one_rank") == ["ERROR"]
+    assert outcomes(run, "test_expected_of_one_kind") == ["XFAIL"]
+
+
+def test_death_shows_what_the_others_wrote(run):
+    assert outcomes(run, "test_output_of_a_survivor") == ["FAILED"]
+    assert re.search(r"Captured stdout call \(rank 0\) -+\nlast words of 0", run)
+    assert "---------- rank 0 ----------\nreleased: another rank had failed or ended" in run
+
+
+def test_hang_on_threads_shows_every_rank(run):
+    assert outcomes(run, "test_hangs_on_threads") == ["FAILED"]
+    report = run[run.index("ranks 0, 1 had not finished after 1 s") :]
+    assert "dist.barrier()" in report
+    assert "time.sleep(3)" in report
+    assert "thread_item.py" not in report.split("====")[0]
 
 
 BUSY = """

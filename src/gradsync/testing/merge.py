@@ -10,7 +10,9 @@ import pytest
 
 from gradsync.testing.messages import Died, Finished, Outcome, Stuck
 
-__all__ = ["framed", "merge", "plain_report"]
+__all__ = ["RELEASED", "framed", "merge", "plain_report"]
+
+RELEASED = "released: another rank had failed or ended"
 
 _PHASES = ("setup", "call", "teardown")
 
@@ -18,7 +20,7 @@ Phases = list[tuple[int, "pytest.TestReport"]]
 
 
 def merge(
-    item: pytest.Item, outcomes: Sequence[Outcome], timeout_s: float
+    item: pytest.Item, outcomes: Sequence[Outcome], timeout_s: float, duration: float = 0.0
 ) -> list[pytest.TestReport]:
     """Return the reports of the whole test.
 
@@ -26,9 +28,9 @@ def merge(
     """
     lost = _lost(item, outcomes, timeout_s)
     if lost is not None:
-        return framed(item, lost)
+        return framed(item, lost, _sections(item, outcomes), duration)
     loaded = [_load(item, outcome) for outcome in outcomes]
-    merged = []
+    merged: list[pytest.TestReport] = []
     for when in _PHASES:
         phase = [
             (rank, report)
@@ -36,9 +38,16 @@ def merge(
             for report in reports
             if report.when == when
         ]
+        if when == "call" and merged and merged[0].failed:
+            # Others had begun the test: only what went wrong by itself is worth a second report.
+            phase = [(r, p) for r, p in phase if p.failed and not _follows(outcomes[r])]
         if phase:
             merged.append(_merge_phase(phase, outcomes))
     return merged
+
+
+def _follows(outcome: Outcome) -> bool:
+    return isinstance(outcome, Finished) and outcome.follows
 
 
 def _merge_phase(phase: Phases, outcomes: Sequence[Outcome]) -> pytest.TestReport:
@@ -46,10 +55,15 @@ def _merge_phase(phase: Phases, outcomes: Sequence[Outcome]) -> pytest.TestRepor
     expected = [pair for pair in phase if pair[1].skipped and hasattr(pair[1], "wasxfail")]
     if expected:
         # One rank failed as it should: the others may pass, even under xfail(strict=True).
-        failed = [pair for pair in failed if "[XPASS(strict)]" not in str(pair[1].longrepr)]
+        failed = [
+            (rank, report)
+            for rank, report in failed
+            if "[XPASS(strict)]" not in str(report.longrepr) and not _follows(outcomes[rank])
+        ]
+        expected.sort(key=lambda pair: _follows(outcomes[pair[0]]))
         phase = expected + [pair for pair in phase if pair not in expected]
     # A failure of its own comes before one that only says that another rank has gone.
-    failed.sort(key=lambda pair: getattr(outcomes[pair[0]], "follows", False))
+    failed.sort(key=lambda pair: _follows(outcomes[pair[0]]))
     rank, chosen = failed[0] if failed else phase[0]
     sections = []
     for other, report in phase:
@@ -66,8 +80,8 @@ def _merge_phase(phase: Phases, outcomes: Sequence[Outcome]) -> pytest.TestRepor
 def _in_a_line(report: pytest.TestReport, outcome: Outcome) -> str:
     if not report.failed:
         return report.outcome
-    if getattr(outcome, "follows", False):
-        return "released, because another rank had failed"
+    if _follows(outcome):
+        return RELEASED
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         lines = crash.message.strip().splitlines()[:1]
@@ -127,6 +141,8 @@ def _block(item: pytest.Item, outcome: Outcome) -> str:
         return _death(outcome)
     if not _failed(outcome):
         return "passed" if outcome.reports else "finished"
+    if outcome.follows:
+        return RELEASED
     failed = [report for report in _load(item, outcome) if report.failed]
     return "\n".join(report.longreprtext for report in failed)
 
@@ -146,13 +162,24 @@ def _death(outcome: Outcome) -> str:
     return f"its process (pid {outcome.pid}) exited with code {outcome.exit_code}"
 
 
-def framed(item: pytest.Item, why: str) -> list[pytest.TestReport]:
+def _sections(item: pytest.Item, outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
+    """Return the output of the ranks that can still say what they have written."""
+    found = []
+    for rank, outcome in enumerate(outcomes):
+        if isinstance(outcome, Finished) and outcome.reports:
+            last = _load(item, outcome)[-1]  # its sections are those of all phases
+            found += [(f"{title} (rank {rank})", text) for title, text in last.sections]
+    return found
+
+
+def framed(
+    item: pytest.Item, why: str, sections: Sequence[tuple[str, str]] = (), duration: float = 0.0
+) -> list[pytest.TestReport]:
     """Return the reports of a test that failed without one of its own."""
-    return [
-        plain_report(item, "setup", "passed"),
-        plain_report(item, "call", "failed", why),
-        plain_report(item, "teardown", "passed"),
-    ]
+    call = plain_report(item, "call", "failed", why)
+    call.sections = list(sections)
+    call.duration = duration
+    return [plain_report(item, "setup", "passed"), call, plain_report(item, "teardown", "passed")]
 
 
 def plain_report(

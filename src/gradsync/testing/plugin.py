@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -180,7 +181,9 @@ def _run_on_pool(
         )
         for rank in range(size)
     ]
-    return merge(item, pool.run(tasks, timeout_s), timeout_s)
+    start = time.perf_counter()
+    outcomes = pool.run(tasks, timeout_s)
+    return merge(item, outcomes, timeout_s, time.perf_counter() - start)
 
 
 def _basetemp(config: pytest.Config) -> str:

@@ -225,8 +225,8 @@ class RankPool:
         except (EOFError, OSError):
             rank.process.join(5)
             code = rank.process.exitcode
-            planned = any(f.is_deadly and f.rank == task.context.rank for f in task.context.faults)
-            return Died(0 if code is None else code, rank.pid, planned)
+            ends = [f.end for f in task.context.faults if f.rank == task.context.rank]
+            return Died(0 if code is None else code, rank.pid, code is not None and code in ends)
         if message == "debug":
             with self.while_debugging():
                 rank.tasks.send("go on")

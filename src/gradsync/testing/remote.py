@@ -70,6 +70,7 @@ class PytestInRank:
             if task.debug and observer.traceback is not None:
                 _debug(observer.traceback, controller)
             active.close_group()
+            observer.expect_faults(item)
             dirty = self._report_leaks(item, before, task)
         except BaseException as error:
             active.release_others(traceback.format_exc())
@@ -121,8 +122,7 @@ class PytestInRank:
             return not leaks.RESET.issuperset(everything)
         text = "; ".join(f"{kind}: {what}" for kind, what in left.items())
         message = f"rank {task.context.rank} left something behind: {text}"
-        report = plain_report(item, "teardown", "failed", message)
-        self._observer.reports.append(report)
+        self._observer.replace(plain_report(item, "teardown", "failed", message))
         return not leaks.RESET.issuperset(everything)
 
     def close(self) -> None:
@@ -168,6 +168,22 @@ class _Observer:
         self.warnings: list[str] = []
         self.follows = False
         self.traceback: TracebackType | None = None
+
+    def replace(self, report: pytest.TestReport) -> None:
+        """Put a report in the place of the one that says that this phase passed."""
+        for at, old in enumerate(self.reports):
+            if old.when == report.when and old.passed:
+                report.sections, report.duration = old.sections, old.duration
+                self.reports[at] = report
+                return
+        self.reports.append(report)
+
+    def expect_faults(self, item: pytest.Item) -> None:
+        """Fail a test that passed although a fault of its plan never happened."""
+        injector = self._active.injector if self._active else None
+        missed = injector.missed() if injector else ""
+        if missed and all(report.passed for report in self.reports):
+            self.replace(plain_report(item, "call", "failed", missed))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_directory(

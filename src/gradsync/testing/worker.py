@@ -19,26 +19,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from types import FrameType
 from typing import Any
 
 from gradsync.launch.verdict import follows_from_another
 from gradsync.testing.entry import DUMP_SIGNAL
 from gradsync.testing.messages import CallTask, Finished, ItemTask
 from gradsync.testing.rank import ActiveRank
+from gradsync.testing.stacks import stack_of_test
 
 __all__ = ["ANSWERING_THREAD", "run", "standing_by"]
 
 ANSWERING_THREAD = "gradsync test kit"
 
 _PR_SET_PDEATHSIG = 1
-# What stands between a process and the test that it runs.
-_MACHINERY = (
-    "_pytest/python.py",
-    "gradsync/testing/worker.py",
-    "gradsync/testing/case_rank.py",
-    "gradsync/testing/cases.py",
-)
 
 
 def run(tasks: Connection, questions: Connection, stacks: Connection) -> None:
@@ -139,16 +132,9 @@ def _where(describe: Callable[[], str]) -> str:
             continue
         name = next((t.name for t in threading.enumerate() if t.ident == ident), "unknown")
         lines.append(f"thread {name!r}:")
-        lines += [line.rstrip() for line in _stack_of_test(frame)]
+        lines += [line.rstrip() for line in stack_of_test(frame)]
     lines.append(describe())
     return "\n".join(line for line in lines if line)
-
-
-def _stack_of_test(frame: FrameType) -> list[str]:
-    """Return a stack without the machinery that called the test."""
-    frames = traceback.extract_stack(frame)
-    callers = [at for at, f in enumerate(frames) if f.filename.endswith(_MACHINERY)]
-    return traceback.format_list(frames[callers[-1] + 1 :] if callers else frames)
 
 
 def _failed(error: BaseException) -> Finished:
