@@ -116,11 +116,35 @@ def test_hangs_on_threads(rank):
 """
 
 SECOND = """
+import warnings
 import pytest
 
 @pytest.mark.ranks(2)
 def test_fixture_of_a_folder_again(rank, of_folder):
     assert of_folder == "here"
+
+opened = []
+
+@pytest.fixture(scope="module")
+def of_module():
+    opened.append(1)
+    yield
+    opened.append(2)
+
+@pytest.mark.ranks(2)
+def test_uses_it(of_module):
+    warnings.warn("from a rank", UserWarning)
+
+def test_plain_between():
+    pass
+
+@pytest.mark.ranks(1)
+def test_one_rank_between():
+    pass
+
+@pytest.mark.ranks(2)
+def test_uses_it_still(of_module):
+    assert opened == [1]
 """
 
 CONFTEST = """
@@ -176,6 +200,7 @@ def run(tmp_path_factory):
     [
         "test_first.py::test_fixture_of_a_folder",
         "test_second.py::test_fixture_of_a_folder_again",
+        "test_second.py::test_uses_it_still",
         "test_first.py::test_data_loader",
         "test_first.py::test_given_options",
         "test_first.py::test_after_an_interrupt",
@@ -191,6 +216,10 @@ def test_passes_as_in_plain_pytest(run, test):
 def test_interrupt_on_a_rank_fails_its_own_test(run):
     assert re.search(r"^inner/test_first.py::test_interrupted FAILED", run, re.MULTILINE), run
     assert "rank 1: failed: KeyboardInterrupt: stop it" in run
+
+
+def test_warnings_of_ranks_are_listed_once(run):
+    assert run.count("UserWarning: from a rank") == 1
 
 
 def test_deadline_comes_before_that_of_pytest_timeout(run):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from gradsync.testing.messages import Died, Finished, Outcome, Stuck
 
-__all__ = ["RELEASED", "framed", "merge", "plain_report"]
+__all__ = ["RELEASED", "framed", "merge", "plain_report", "reissue_warnings"]
 
 RELEASED = "released: another rank had failed or ended"
 
@@ -170,6 +172,22 @@ def _sections(item: pytest.Item, outcomes: Sequence[Outcome]) -> list[tuple[str,
             last = _load(item, outcome)[-1]  # its sections are those of all phases
             found += [(f"{title} (rank {rank})", text) for title, text in last.sections]
     return found
+
+
+def reissue_warnings(item: pytest.Item, outcomes: Sequence[Outcome]) -> None:
+    """Tell pytest of the warnings of the ranks, of each kind once."""
+    for warning in {w: None for o in outcomes if isinstance(o, Finished) for w in o.warnings}:
+        text, module, name, file, line = warning
+        category = getattr(sys.modules.get(module), name, UserWarning)
+        message = warnings.WarningMessage(text, category, file, line)
+        item.ihook.pytest_warning_recorded.call_historic(
+            kwargs={
+                "warning_message": message,
+                "nodeid": item.nodeid,
+                "when": "runtest",
+                "location": None,
+            }
+        )
 
 
 def framed(

@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--pdb-rank",
         type=int,
         metavar="N",
-        help="open a debugger when rank N fails (with --pdb alone: rank 0)",
+        help="open a debugger when rank N fails (--pdb alone: on the first rank that fails)",
     )
     group.addoption(
         "--ranks-timeout",
@@ -134,7 +134,8 @@ def _in_rank() -> bool:
 def _run_on_pool(
     item: pytest.Item, ranks: Ranks, nextitem: pytest.Item | None
 ) -> list[pytest.TestReport]:
-    from gradsync.testing.merge import merge, plain_report
+    from gradsync.testing.ahead import next_on_rank
+    from gradsync.testing.merge import merge, plain_report, reissue_warnings
     from gradsync.testing.messages import ItemTask
 
     reason = unavailable(ranks.backend(item))
@@ -144,19 +145,10 @@ def _run_on_pool(
     pool = _pool_of(item.config)
     size = ranks.size(item)
     timeout_s = _timeout(item, ranks)
-    next_ranks = ranks_of(nextitem) if nextitem is not None else None
-    stays = (
-        nextitem is not None
-        and next_ranks is not None
-        and not next_ranks.on_threads(nextitem)
-        and nextitem.path == item.path
-        and unavailable(next_ranks.backend(nextitem)) is None
-    )
-    next_size = next_ranks.size(nextitem) if stays and next_ranks and nextitem else 0
+    following = [next_on_rank(rank, nextitem) for rank in range(size)]
     args, options = arguments(item.config), _options(item.config)
     basetemp = _basetemp(item.config)
     coverage = _coverage(item.config)
-    debug_rank = _debug_rank(item.config)
     tasks = [
         ItemTask(
             pool.context(
@@ -175,14 +167,16 @@ def _run_on_pool(
             options,
             str(item.path),
             item.nodeid,
-            nextitem.nodeid if nextitem is not None and rank < next_size else "",
+            str(after.path) if after is not None else "",
+            after.nodeid if after is not None else "",
             coverage,
-            rank == debug_rank,
+            _debug(item.config, rank),
         )
-        for rank in range(size)
+        for rank, after in enumerate(following)
     ]
     start = time.perf_counter()
     outcomes = pool.run(tasks, timeout_s)
+    reissue_warnings(item, outcomes)
     return merge(item, outcomes, timeout_s, time.perf_counter() - start)
 
 
@@ -233,9 +227,11 @@ def _before_pytest_timeout(item: pytest.Item) -> float:
     return limit - min(_MARGIN_S, limit / 4)
 
 
-def _debug_rank(config: pytest.Config) -> int | None:
+def _debug(config: pytest.Config, rank: int) -> str:
     chosen: int | None = config.getoption("--pdb-rank")
-    return 0 if chosen is None and config.getoption("usepdb", False) else chosen
+    if chosen is not None:
+        return "always" if rank == chosen else ""
+    return "first" if config.getoption("usepdb", False) else ""
 
 
 def _pool_of(config: pytest.Config) -> RankPool:

@@ -63,11 +63,13 @@ class PytestInRank:
         _active[:] = [active]
         try:
             item = self._find(task.path, task.nodeid)
-            following = self._find(task.path, task.next_nodeid) if task.next_nodeid else None
+            following = self._find_next(task)
+            controller.send("ready")
             before = leaks.take()
             active.open_group()
             self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if task.debug and observer.traceback is not None:
+            follows = observer.follows and task.debug == "first"
+            if task.debug and observer.traceback is not None and not follows:
                 _debug(observer.traceback, controller)
             active.close_group()
             observer.expect_faults(item)
@@ -111,6 +113,12 @@ class PytestInRank:
                 f"its parameters depend on the process that collects them?"
             )
         return self._items[nodeid]
+
+    def _find_next(self, task: ItemTask) -> pytest.Item | None:
+        try:
+            return self._find(task.next_path, task.next_nodeid) if task.next_nodeid else None
+        except Exception:
+            return None  # its own test will say so
 
     def _report_leaks(self, item: pytest.Item, before: leaks.Picture, task: ItemTask) -> bool:
         everything = leaks.differences(before, leaks.take())
@@ -165,7 +173,7 @@ class _Observer:
         """Forget the item before."""
         self._active = active
         self.reports: list[pytest.TestReport] = []
-        self.warnings: list[str] = []
+        self.warnings: list[tuple[str, str, str, str, int]] = []
         self.follows = False
         self.traceback: TracebackType | None = None
 
@@ -218,14 +226,13 @@ class _Observer:
         self.reports.append(report)
 
     @pytest.hookimpl
-    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
+        if when != "runtest":
+            return  # the controller has collected the file too
+        kind = warning_message.category
+        where = warning_message.filename, warning_message.lineno
         self.warnings.append(
-            warnings.formatwarning(
-                warning_message.message,
-                warning_message.category,
-                warning_message.filename,
-                warning_message.lineno,
-            )
+            (str(warning_message.message), kind.__module__, kind.__qualname__, *where)
         )
 
 
@@ -240,7 +247,8 @@ def _start_coverage(settings: dict[str, Any]) -> Any:
 def _debug(where: TracebackType, controller: Connection) -> None:
     """Let a person look around on the controlling terminal; the controller steps back meanwhile."""
     controller.send("debug")
-    controller.recv()
+    if controller.recv() != "go on":
+        return
     try:
         with open("/dev/tty") as keyboard, open("/dev/tty", "w") as screen:
             debugger = pdb.Pdb(stdin=keyboard, stdout=screen)

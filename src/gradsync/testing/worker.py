@@ -98,6 +98,7 @@ class _Worker:
     def _call(self, task: CallTask) -> Finished:
         active = self._active = ActiveRank(task.context)
         try:
+            self._tasks.send("ready")
             active.open_group()
             return Finished(result=task.function(*task.args))
         except BaseException as error:
