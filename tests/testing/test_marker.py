@@ -3,6 +3,7 @@
 import pytest
 
 from gradsync.errors import UsageError
+from gradsync.testing import faults
 from gradsync.testing.marker import Ranks, unavailable
 
 
@@ -27,6 +28,11 @@ def test_marker_says_what_it_says():
         ((2,), {"thread": True}, r"does not know thread.*threads"),
         ((2,), {"may_leave": ["sockets"]}, r"cannot leave 'sockets'.*socket"),
         ((2,), {"faults": ["kill"]}, r"faults takes .* got 'kill'"),
+        ((2,), {"faults": [faults.kill(0, "allreduce#1")]}, "'allreduce', which is no operation"),
+        ((2, 4), {"faults": [faults.kill(2, "*#1")]}, "on rank 2, but there are 2 ranks"),
+        ((2,), {"faults": [faults.kill(0, "*#1")], "group": False}, "group=False makes none"),
+        ((2,), {"threads": True, "group": False}, "group=False needs ranks that are processes"),
+        ((2,), {"backend": "carrier pigeon"}, "there is no backend 'carrier pigeon'"),
     ],
 )
 def test_mistakes_are_named(args, kwargs, message):

@@ -85,9 +85,10 @@ def test_coverage_counts_what_ranks_ran(folder):
     assert {4, 5} <= set(report["files"]["shop.py"]["executed_lines"])
 
 
-def test_pdb_on_a_chosen_rank(folder):
+@pytest.mark.parametrize("option", ["--pdb-rank=1", "--pdb"])
+def test_pdb_on_a_chosen_rank_or_the_one_that_fails(folder, option):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV"))}
-    command = ["-m", "pytest", "-q", "--pdb-rank=1", "-k", "second"]
+    command = ["-m", "pytest", "-q", option, "-k", "second"]
     child = pexpect.spawn(sys.executable, command, cwd=str(folder), env=env, timeout=60)
     try:
         child.expect(r"\(Pdb\)")

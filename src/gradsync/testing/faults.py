@@ -32,6 +32,13 @@ class Fault:
         """Whether it ends the rank's process."""
         return self.kind in ("kill", "exit")
 
+    @property
+    def end(self) -> int | None:
+        """The exit code of a process that it ends, negative for a signal."""
+        if not self.is_deadly:
+            return None
+        return -int(self.value) if self.kind == "kill" else int(self.value) & 0xFF
+
 
 def _fault(kind: str, rank: int, at: str, value: Any = None) -> Fault:
     match = _AT.match(at)

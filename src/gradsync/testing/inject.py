@@ -23,6 +23,7 @@ class Injector:
         self._faults = [fault for fault in faults if fault.rank == rank]
         self._counts: Counter[str] = Counter()
         self._store = store
+        self._struck: list[Fault] = []
 
     def __call__(self, call: Call) -> None:
         """Count the call and strike where the plan says so."""
@@ -30,7 +31,17 @@ class Injector:
         self._counts["*"] += 1
         for fault in self._faults:
             if fault.op in (call.op.name, "*") and self._counts[fault.op] == fault.number:
+                self._struck.append(fault)
                 self._strike(fault)
+
+    def missed(self) -> str:
+        """Say which faults of the plan have not happened, nothing when all have."""
+        return "; ".join(
+            f"the plan was {fault.kind} on rank {fault.rank} at {fault.op}#{fault.number}, but it "
+            f"made only {self._counts[fault.op]} such calls"
+            for fault in self._faults
+            if fault not in self._struck
+        )
 
     def _strike(self, fault: Fault) -> None:
         strikes: dict[str, Callable[[Fault], None]] = {

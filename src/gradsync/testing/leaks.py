@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from dataclasses import dataclass
@@ -108,29 +109,37 @@ def _children() -> dict[int, str]:
 
 
 def _shared_memory() -> frozenset[str]:
-    """Return the named shared memory that this process may have made: a test runs alone in it."""
-    uid = os.getuid()
-    found = set()
+    """Return the named shared memory that is surely this process's own.
+
+    It has it mapped or open, or the name has its pid in it, as torch's and gradsync's do. Others
+    make segments too, so one that was closed but not unlinked is not seen under another name.
+    """
+    used = {target for _, target in _descriptors()}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        used.add(line.split(maxsplit=5)[-1])
+    own_pid = re.compile(rf"(?<!\d){os.getpid()}(?!\d)")
     try:
-        with os.scandir("/dev/shm") as entries:
-            for entry in entries:
-                try:
-                    if entry.stat(follow_symlinks=False).st_uid == uid:
-                        found.add(entry.path)
-                except OSError:
-                    continue
+        names = os.listdir("/dev/shm")
     except OSError:
-        pass
-    return frozenset(found)
+        return frozenset()
+    paths = ((name, f"/dev/shm/{name}") for name in names)
+    return frozenset(path for name, path in paths if path in used or own_pid.search(name))
+
+
+def _descriptors() -> list[tuple[str, str]]:
+    """Return the open descriptors of this process and what each one is."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append((name, os.readlink(f"/proc/self/fd/{name}")))
+        except OSError:
+            continue  # the one that listed them
+    return found
 
 
 def _sockets() -> frozenset[str]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith("socket:"):
-            found.add(f"{target} (descriptor {name})")
-    return frozenset(found)
+    return frozenset(
+        f"{target} (descriptor {name})"
+        for name, target in _descriptors()
+        if target.startswith("socket:")
+    )

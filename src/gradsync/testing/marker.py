@@ -15,6 +15,7 @@ from gradsync.testing.leaks import KINDS
 __all__ = ["Ranks", "backends_of", "ranks_of", "unavailable"]
 
 _KNOWN = {"threads", "backend", "timeout", "faults", "group", "may_leave"}
+_BUILT_IN = ("shm", "threads")
 _ENGINES = ("gloo", "mpi", "nccl", "xccl")
 
 
@@ -45,10 +46,14 @@ class Ranks:
         backends = (backend,) if isinstance(backend, str) else tuple(backend)
         if marker.kwargs.get("threads"):
             backends = ("threads",)
+        for name in backends:
+            if name not in (*_BUILT_IN, *_ENGINES):
+                raise UsageError(str(unavailable(name)))
+        group = marker.kwargs.get("group", True)
+        if not group and "threads" in backends:
+            raise UsageError("group=False needs ranks that are processes, not threads")
         faults = tuple(marker.kwargs.get("faults", ()))
-        for fault in faults:
-            if not isinstance(fault, Fault):
-                raise UsageError(f"faults takes what gradsync.testing.faults makes, got {fault!r}")
+        _check_faults(faults, min(sizes), group)
         may_leave = tuple(marker.kwargs.get("may_leave", ()))
         for kind in may_leave:
             if kind not in KINDS:
@@ -58,18 +63,18 @@ class Ranks:
             backends,
             marker.kwargs.get("timeout"),
             faults,
-            marker.kwargs.get("group", True),
+            group,
             may_leave,
         )
 
     def size(self, item: Any) -> int:
         """Return how many ranks an item runs on."""
-        chosen: int = _parameter(item, "world_size", self.sizes[0])
+        chosen: int = _parameter(item, "world_size", self.sizes)
         return chosen
 
     def backend(self, item: Any) -> str:
         """Return the backend that an item runs on."""
-        chosen: str = _parameter(item, "backend", self.backends[0])
+        chosen: str = _parameter(item, "backend", self.backends)
         return chosen
 
     def on_threads(self, item: Any) -> bool:
@@ -77,9 +82,30 @@ class Ranks:
         return self.backend(item) == "threads"
 
 
-def _parameter(item: Any, name: str, otherwise: Any) -> Any:
+def _parameter(item: Any, name: str, values: Sequence[Any]) -> Any:
+    """Return which of the marker's values an item is for; a test's own parameter has no say."""
     callspec = getattr(item, "callspec", None)
-    return otherwise if callspec is None else callspec.params.get(name, otherwise)
+    if callspec is None or len(values) == 1:
+        return values[0]
+    return callspec.params.get(name, values[0])
+
+
+def _check_faults(faults: Sequence[Any], size: int, group: bool) -> None:
+    for fault in faults:
+        if not isinstance(fault, Fault):
+            raise UsageError(f"faults takes what gradsync.testing.faults makes, got {fault!r}")
+        from gradsync.backends.ops import OPS  # here, because it takes torch
+
+        names = [op.name for op in OPS]
+        if fault.op not in (*names, "*"):
+            raise UsageError(
+                f"a fault is planned at {fault.op!r}, which is no operation; there are "
+                f"{', '.join(names)} and '*'"
+            )
+        if fault.rank >= size:
+            raise UsageError(f"a fault is planned on rank {fault.rank}, but there are {size} ranks")
+    if faults and not group:
+        raise UsageError("faults strike in the kit's group, and group=False makes none")
 
 
 def ranks_of(item: Any) -> Ranks | None:
@@ -94,7 +120,7 @@ def backends_of(item: Any) -> str:
     return "shm" if ranks is None else ranks.backend(item)
 
 
-def unavailable(backend: str, names: Sequence[str] = ("shm", "threads")) -> str | None:
+def unavailable(backend: str, names: Sequence[str] = _BUILT_IN) -> str | None:
     """Return why a backend cannot be used here, None when it can."""
     if backend in names:
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +12,17 @@ import pytest
 
 from gradsync.testing.messages import Died, Finished, Outcome, Stuck
 
-__all__ = ["merge", "plain_report"]
+__all__ = ["RELEASED", "framed", "merge", "plain_report", "reissue_warnings"]
+
+RELEASED = "released: another rank had failed or ended"
+
+_PHASES = ("setup", "call", "teardown")
 
 Phases = list[tuple[int, "pytest.TestReport"]]
 
 
 def merge(
-    item: pytest.Item, outcomes: Sequence[Outcome], timeout_s: float
+    item: pytest.Item, outcomes: Sequence[Outcome], timeout_s: float, duration: float = 0.0
 ) -> list[pytest.TestReport]:
     """Return the reports of the whole test.
 
@@ -24,23 +30,26 @@ def merge(
     """
     lost = _lost(item, outcomes, timeout_s)
     if lost is not None:
-        return [
-            plain_report(item, "setup", "passed"),
-            lost,
-            plain_report(item, "teardown", "passed"),
-        ]
+        return framed(item, lost, _sections(item, outcomes), duration)
     loaded = [_load(item, outcome) for outcome in outcomes]
-    merged = []
-    for when in ("setup", "call", "teardown"):
+    merged: list[pytest.TestReport] = []
+    for when in _PHASES:
         phase = [
             (rank, report)
             for rank, reports in enumerate(loaded)
             for report in reports
             if report.when == when
         ]
+        if when == "call" and merged and merged[0].failed:
+            # Others had begun the test: only what went wrong by itself is worth a second report.
+            phase = [(r, p) for r, p in phase if p.failed and not _follows(outcomes[r])]
         if phase:
             merged.append(_merge_phase(phase, outcomes))
     return merged
+
+
+def _follows(outcome: Outcome) -> bool:
+    return isinstance(outcome, Finished) and outcome.follows
 
 
 def _merge_phase(phase: Phases, outcomes: Sequence[Outcome]) -> pytest.TestReport:
@@ -48,10 +57,15 @@ def _merge_phase(phase: Phases, outcomes: Sequence[Outcome]) -> pytest.TestRepor
     expected = [pair for pair in phase if pair[1].skipped and hasattr(pair[1], "wasxfail")]
     if expected:
         # One rank failed as it should: the others may pass, even under xfail(strict=True).
-        failed = [pair for pair in failed if "[XPASS(strict)]" not in str(pair[1].longrepr)]
+        failed = [
+            (rank, report)
+            for rank, report in failed
+            if "[XPASS(strict)]" not in str(report.longrepr) and not _follows(outcomes[rank])
+        ]
+        expected.sort(key=lambda pair: _follows(outcomes[pair[0]]))
         phase = expected + [pair for pair in phase if pair not in expected]
     # A failure of its own comes before one that only says that another rank has gone.
-    failed.sort(key=lambda pair: getattr(outcomes[pair[0]], "follows", False))
+    failed.sort(key=lambda pair: _follows(outcomes[pair[0]]))
     rank, chosen = failed[0] if failed else phase[0]
     sections = []
     for other, report in phase:
@@ -68,30 +82,35 @@ def _merge_phase(phase: Phases, outcomes: Sequence[Outcome]) -> pytest.TestRepor
 def _in_a_line(report: pytest.TestReport, outcome: Outcome) -> str:
     if not report.failed:
         return report.outcome
-    if getattr(outcome, "follows", False):
-        return "released, because another rank had failed"
+    if _follows(outcome):
+        return RELEASED
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else str(report.longrepr)
-    return f"failed: {text.strip().splitlines()[0]}" if text.strip() else "failed"
+    if crash is not None:
+        lines = crash.message.strip().splitlines()[:1]
+    else:
+        lines = str(report.longrepr).strip().splitlines()[-1:]  # of a traceback, the exception
+    return f"failed: {lines[0]}" if lines else "failed"
 
 
 def _load(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
     assert isinstance(outcome, Finished | Died)
     if isinstance(outcome, Died):
         return []  # planned: the test wanted it so
-    if outcome.error is not None:
-        return [plain_report(item, "setup", "failed", outcome.traceback)]
     hook = item.config.hook
-    return [
+    reports: list[pytest.TestReport] = [
         hook.pytest_report_from_serializable(config=item.config, data=data)
         for data in outcome.reports
     ]
+    if outcome.error is not None:
+        # It came out of the first phase that has no report.
+        when = _PHASES[min(len(reports), 2)]
+        reports = [report for report in reports if report.when != when]
+        reports.append(plain_report(item, when, "failed", outcome.traceback))
+    return reports
 
 
-def _lost(
-    item: pytest.Item, outcomes: Sequence[Outcome], timeout_s: float
-) -> pytest.TestReport | None:
-    """Return the report of a test that lost ranks against its plan, None when it did not."""
+def _lost(item: pytest.Item, outcomes: Sequence[Outcome], timeout_s: float) -> str | None:
+    """Return what to say of a test that lost ranks against its plan, None when it did not."""
     stuck = [rank for rank, o in enumerate(outcomes) if isinstance(o, Stuck)]
     dead = [rank for rank, o in enumerate(outcomes) if isinstance(o, Died) and not o.planned]
     if not stuck and not dead:
@@ -114,7 +133,7 @@ def _lost(
     for rank, outcome in enumerate(outcomes):
         text.append(f"---------- rank {rank} ----------")
         text.append(_block(item, outcome))
-    return plain_report(item, "call", "failed", "\n".join(text))
+    return "\n".join(text)
 
 
 def _block(item: pytest.Item, outcome: Outcome) -> str:
@@ -124,6 +143,8 @@ def _block(item: pytest.Item, outcome: Outcome) -> str:
         return _death(outcome)
     if not _failed(outcome):
         return "passed" if outcome.reports else "finished"
+    if outcome.follows:
+        return RELEASED
     failed = [report for report in _load(item, outcome) if report.failed]
     return "\n".join(report.longreprtext for report in failed)
 
@@ -141,6 +162,42 @@ def _death(outcome: Outcome) -> str:
             name = f"signal {-outcome.exit_code}"
         return f"its process (pid {outcome.pid}) was killed by {name}"
     return f"its process (pid {outcome.pid}) exited with code {outcome.exit_code}"
+
+
+def _sections(item: pytest.Item, outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
+    """Return the output of the ranks that can still say what they have written."""
+    found = []
+    for rank, outcome in enumerate(outcomes):
+        if isinstance(outcome, Finished) and outcome.reports:
+            last = _load(item, outcome)[-1]  # its sections are those of all phases
+            found += [(f"{title} (rank {rank})", text) for title, text in last.sections]
+    return found
+
+
+def reissue_warnings(item: pytest.Item, outcomes: Sequence[Outcome]) -> None:
+    """Tell pytest of the warnings of the ranks, of each kind once."""
+    for warning in {w: None for o in outcomes if isinstance(o, Finished) for w in o.warnings}:
+        text, module, name, file, line = warning
+        category = getattr(sys.modules.get(module), name, UserWarning)
+        message = warnings.WarningMessage(text, category, file, line)
+        item.ihook.pytest_warning_recorded.call_historic(
+            kwargs={
+                "warning_message": message,
+                "nodeid": item.nodeid,
+                "when": "runtest",
+                "location": None,
+            }
+        )
+
+
+def framed(
+    item: pytest.Item, why: str, sections: Sequence[tuple[str, str]] = (), duration: float = 0.0
+) -> list[pytest.TestReport]:
+    """Return the reports of a test that failed without one of its own."""
+    call = plain_report(item, "call", "failed", why)
+    call.sections = list(sections)
+    call.duration = duration
+    return [plain_report(item, "setup", "passed"), call, plain_report(item, "teardown", "passed")]
 
 
 def plain_report(

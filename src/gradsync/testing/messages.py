@@ -37,14 +37,20 @@ class ItemTask:
     context: RankContext
     rootdir: str
     inifile: str
+    args: list[str]
+    """Options that pytest must know from the start, as on its command line."""
+    basetemp: str
+    """Where the person who started pytest wants temporary files, if they said so."""
     options: dict[str, Any]
     path: str
     nodeid: str
+    next_path: str
     next_nodeid: str
+    """The item that this rank will run after it; fixtures that both use stay."""
     coverage: dict[str, Any] | None = None
     """Settings of coverage.py when the controller measures it."""
-    debug: bool = False
-    """Open a debugger when this rank fails."""
+    debug: str = ""
+    """Open a debugger when this rank fails: "always", or if it is the "first" to, by itself."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,8 @@ class Finished:
     """The rank did its task: serialised pytest reports, or a result or traceback of a call."""
 
     reports: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[tuple[str, str, str, str, int]] = field(default_factory=list)
+    """Text, the module and name of the category, file and line of each."""
     result: Any = None
     error: BaseException | None = None
     traceback: str = ""

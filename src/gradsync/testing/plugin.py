@@ -6,12 +6,15 @@ Comes with gradsync. It costs nothing in a run without such tests: torch is not 
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gradsync.errors import UsageError
+from gradsync.testing.given import arguments
 from gradsync.testing.marker import Ranks, backends_of, ranks_of, unavailable
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite("gradsync.testing.conformance")
 
 _POOL = pytest.StashKey["RankPool"]()
+# What the dumps of hanging ranks may take.
+_MARGIN_S = 5.0
 _PLAIN = (str, int, float, bool, type(None))
 
 # Options that must not reach a rank: the controller selects, debugs and stops.
@@ -43,6 +48,7 @@ _CONTROLLERS = {
     "setupplan",
     "setuponly",
     "setupshow",
+    "capture",
     "basetemp",
     "inifilename",
     "rootdir",
@@ -57,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--pdb-rank",
         type=int,
         metavar="N",
-        help="open a debugger when rank N fails (with --pdb alone: rank 0)",
+        help="open a debugger when rank N fails (--pdb alone: on the first rank that fails)",
     )
     group.addoption(
         "--ranks-timeout",
@@ -100,11 +106,22 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if ranks is None or ranks.on_threads(item) or _in_rank():
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _run_on_pool(item, ranks, nextitem):
+    for report in _reports(item, ranks, nextitem):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     item.session._setupstate.teardown_exact(nextitem)
     return True
+
+
+def _reports(
+    item: pytest.Item, ranks: Ranks, nextitem: pytest.Item | None
+) -> list[pytest.TestReport]:
+    try:
+        return _run_on_pool(item, ranks, nextitem)
+    except pytest.fail.Exception as error:  # from outside of the test, such as pytest-timeout's
+        from gradsync.testing.merge import framed
+
+        return framed(item, str(error))
 
 
 def _in_rank() -> bool:
@@ -117,7 +134,8 @@ def _in_rank() -> bool:
 def _run_on_pool(
     item: pytest.Item, ranks: Ranks, nextitem: pytest.Item | None
 ) -> list[pytest.TestReport]:
-    from gradsync.testing.merge import merge, plain_report
+    from gradsync.testing.ahead import next_on_rank
+    from gradsync.testing.merge import merge, plain_report, reissue_warnings
     from gradsync.testing.messages import ItemTask
 
     reason = unavailable(ranks.backend(item))
@@ -126,19 +144,11 @@ def _run_on_pool(
         return [plain_report(item, "setup", "skipped", (path, line or 0, f"Skipped: {reason}"))]
     pool = _pool_of(item.config)
     size = ranks.size(item)
-    timeout_s = _timeout(item.config, ranks)
-    next_ranks = ranks_of(nextitem) if nextitem is not None else None
-    stays = (
-        nextitem is not None
-        and next_ranks is not None
-        and not next_ranks.on_threads(nextitem)
-        and nextitem.path == item.path
-        and unavailable(next_ranks.backend(nextitem)) is None
-    )
-    next_size = next_ranks.size(nextitem) if stays and next_ranks and nextitem else 0
-    options = _options(item.config)
+    timeout_s = _timeout(item, ranks)
+    following = [next_on_rank(rank, nextitem) for rank in range(size)]
+    args, options = arguments(item.config), _options(item.config)
+    basetemp = _basetemp(item.config)
     coverage = _coverage(item.config)
-    debug_rank = _debug_rank(item.config)
     tasks = [
         ItemTask(
             pool.context(
@@ -152,16 +162,29 @@ def _run_on_pool(
             ),
             str(item.config.rootpath),
             str(item.config.inipath or ""),
+            args,
+            basetemp,
             options,
             str(item.path),
             item.nodeid,
-            nextitem.nodeid if nextitem is not None and rank < next_size else "",
+            str(after.path) if after is not None else "",
+            after.nodeid if after is not None else "",
             coverage,
-            rank == debug_rank,
+            _debug(item.config, rank),
         )
-        for rank in range(size)
+        for rank, after in enumerate(following)
     ]
-    return merge(item, pool.run(tasks, timeout_s), timeout_s)
+    start = time.perf_counter()
+    outcomes = pool.run(tasks, timeout_s)
+    reissue_warnings(item, outcomes)
+    return merge(item, outcomes, timeout_s, time.perf_counter() - start)
+
+
+def _basetemp(config: pytest.Config) -> str:
+    if config.option.basetemp is None:
+        return ""
+    # Asked for now, because pytest clears it the first time that somebody asks.
+    return str(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
 
 
 def _options(config: pytest.Config) -> dict[str, Any]:
@@ -186,14 +209,29 @@ def _coverage(config: pytest.Config) -> dict[str, Any] | None:
     }
 
 
-def _timeout(config: pytest.Config, ranks: Ranks) -> float:
-    chosen: float | None = ranks.timeout or config.getoption("--ranks-timeout")
-    return 60.0 if chosen is None else chosen
+def _timeout(item: pytest.Item, ranks: Ranks) -> float:
+    chosen: float | None = ranks.timeout or item.config.getoption("--ranks-timeout")
+    # Before pytest-timeout: its report would show the controller's stack, not those of the ranks.
+    return min(60.0 if chosen is None else chosen, _before_pytest_timeout(item))
 
 
-def _debug_rank(config: pytest.Config) -> int | None:
+def _before_pytest_timeout(item: pytest.Item) -> float:
+    if not item.config.pluginmanager.hasplugin("timeout"):
+        return math.inf
+    limit = getattr(item.config, "_env_timeout", None)
+    marker = item.get_closest_marker("timeout")
+    if marker is not None:
+        limit = marker.kwargs.get("timeout", marker.args[0] if marker.args else limit)
+    if not isinstance(limit, int | float) or limit <= 0:
+        return math.inf
+    return limit - min(_MARGIN_S, limit / 4)
+
+
+def _debug(config: pytest.Config, rank: int) -> str:
     chosen: int | None = config.getoption("--pdb-rank")
-    return 0 if chosen is None and config.getoption("usepdb", False) else chosen
+    if chosen is not None:
+        return "always" if rank == chosen else ""
+    return "first" if config.getoption("usepdb", False) else ""
 
 
 def _pool_of(config: pytest.Config) -> RankPool:
@@ -219,11 +257,14 @@ def _without_capture(capture: Any) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """End the pool with the last test, before coverage data are combined."""
+    politely = False  # whoever interrupts a run does not want to wait for busy ranks
     try:
-        return (yield)
+        result = yield
+        politely = True
+        return result
     finally:
         if _POOL in session.config.stash:
-            session.config.stash[_POOL].close()
+            session.config.stash[_POOL].close(politely=politely)
             del session.config.stash[_POOL]
 
 
@@ -240,7 +281,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     names = pyfuncitem._fixtureinfo.argnames
     given = {name: pyfuncitem.funcargs[name] for name in names}
-    timeout_s = _timeout(pyfuncitem.config, ranks)
+    timeout_s = _timeout(pyfuncitem, ranks)
     run_item(pyfuncitem.obj, given, ranks.size(pyfuncitem), ranks.faults, timeout_s)
     return True
 

@@ -45,6 +45,9 @@ _PRELOAD = [
 # is for their reports only.
 _AFTERMATH_S = 10.0
 _ANSWER_S = 2.0
+_START_S = 60.0
+# How long ranks may take to end by themselves.
+_PATIENCE_S = 5.0
 
 Task = ItemTask | CallTask
 
@@ -74,6 +77,8 @@ class RankProcess:
         self.process: BaseProcess = context.Process(
             target=target, args=(tasks, questions, stacks, *args), name=name
         )
+        # Only this process comes from the server: what a test starts is made the usual way here.
+        self.process._start_method = None
         self.process.start()
         tasks.close()
         questions.close()
@@ -106,11 +111,11 @@ class RankProcess:
         for line in (self.tasks, self.questions, self._stacks):
             line.close()
 
-    def end(self, *, politely: bool) -> int:
+    def end(self, *, politely: bool, patience: Deadline | None = None) -> int:
         """End the process and return its exit code."""
         self.hang_up()
         if politely:
-            self.process.join(5)
+            self.process.join((patience or Deadline(_PATIENCE_S)).remaining())
         if self.process.exitcode is None:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGCONT)
@@ -129,6 +134,7 @@ class RankPool:
         self._store_name = f"gradsync-tests-{secrets.token_hex(8)}"
         self._store = UnixStore(self._store_name, is_master=True, token=self._token)
         self._tests = 0
+        self._debugged = 0
         self._owner = os.getpid()
         self.while_debugging: Callable[[], contextlib.AbstractContextManager[None]] = (
             contextlib.nullcontext
@@ -170,7 +176,11 @@ class RankPool:
             # A rank that died since its last test is found when its answer is awaited.
             with contextlib.suppress(OSError):
                 rank.tasks.send(task)
-        outcomes = self._gather(ranks, tasks, Deadline(timeout_s))
+        try:
+            outcomes = self._gather(ranks, tasks, timeout_s)
+        except BaseException:
+            self._replace(ranks)  # they are in the middle of something
+            raise
         if not all(isinstance(outcome, Finished) and not outcome.dirty for outcome in outcomes):
             self._replace(ranks)
         return outcomes
@@ -184,10 +194,12 @@ class RankPool:
             self._ranks.append(RankProcess())
 
     def _gather(
-        self, ranks: Sequence[RankProcess], tasks: Sequence[Task], deadline: Deadline
+        self, ranks: Sequence[RankProcess], tasks: Sequence[Task], timeout_s: float
     ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
-        limit = deadline
+        starting = set(range(len(ranks)))
+        # To start a rank may take long on a busy machine, which is no fault of the test.
+        limit = deadline = Deadline(_START_S + timeout_s)
         while len(outcomes) < len(ranks):
             waiting = {r: i for i, r in enumerate(ranks) if i not in outcomes}
             left = limit.remaining()
@@ -198,8 +210,13 @@ class RankPool:
             for rank, at in waiting.items():
                 if rank.tasks in ready or rank.process.sentinel in ready:
                     outcome = self._receive(rank, tasks[at])
-                    if outcome is None:
-                        limit = deadline = Deadline(None)  # a person is debugging
+                    if isinstance(outcome, str):
+                        if outcome == "debug":
+                            limit = deadline = Deadline(None)  # a person is at it
+                            continue
+                        starting.discard(at)
+                        if not starting and limit is deadline:
+                            limit = deadline = Deadline(timeout_s)
                         continue
                     outcomes[at] = outcome
                     if _is_failure(outcome) and limit is deadline:
@@ -210,22 +227,31 @@ class RankPool:
                         outcomes[at] = Stuck(rank.pid, rank.where())
         return [outcomes[at] for at in range(len(ranks))]
 
-    def _receive(self, rank: RankProcess, task: Task) -> Outcome | None:
-        """Return what a rank that has stirred says, None when it only wants to debug."""
+    def _receive(self, rank: RankProcess, task: Task) -> Outcome | str:
+        """Return what became of a rank that has stirred, or a word that it goes on."""
         try:
             message = rank.tasks.recv()
         except (EOFError, OSError):
             rank.process.join(5)
             code = rank.process.exitcode
-            planned = any(f.is_deadly and f.rank == task.context.rank for f in task.context.faults)
-            return Died(0 if code is None else code, rank.pid, planned)
+            ends = [f.end for f in task.context.faults if f.rank == task.context.rank]
+            return Died(0 if code is None else code, rank.pid, code is not None and code in ends)
         if message == "debug":
-            with self.while_debugging():
-                rank.tasks.send("go on")
-                rank.tasks.recv()
-            return None
+            self._debug(rank, task)
+            return "debug"
+        if message == "ready":
+            return "ready"
         assert isinstance(message, Finished)
         return message
+
+    def _debug(self, rank: RankProcess, task: Task) -> None:
+        if getattr(task, "debug", "") == "first" and self._debugged == self._tests:
+            rank.tasks.send("another rank was first")
+            return
+        self._debugged = self._tests
+        with self.while_debugging():
+            rank.tasks.send("go on")
+            rank.tasks.recv()
 
     def _replace(self, ranks: Sequence[RankProcess]) -> None:
         """Throw away the ranks of a test that lost one or left something behind."""
@@ -233,14 +259,15 @@ class RankPool:
             rank.end(politely=False)
         self._ranks = [rank for rank in self._ranks if rank not in ranks]
 
-    def close(self) -> None:
-        """End all ranks."""
+    def close(self, *, politely: bool = True) -> None:
+        """End all ranks; politely, they take down what their fixtures have put up."""
         if os.getpid() != self._owner:
             return
         for rank in self._ranks:
             rank.hang_up()  # all of them first, so that they end side by side
+        patience = Deadline(_PATIENCE_S)
         for rank in self._ranks:
-            rank.end(politely=True)
+            rank.end(politely=politely, patience=patience)
         self._ranks = []
 
 

@@ -42,6 +42,7 @@ class ActiveRank:
         self.store = PrefixStore(context.prefix, self._connection)
         self.group: ProcessGroup | None = None
         self.log: CallLog | None = None
+        self.injector: Injector | None = None
 
     def _reset_process(self) -> None:
         """Every test begins alike: the controller's environment, one seed, its share of cores."""
@@ -79,8 +80,8 @@ class ActiveRank:
         assert self.group is not None
         self.log = CallLog(self.group)
         if context.faults:
-            injector = Injector(context.faults, context.rank, self._connection)
-            self.group.hooks.add_before(injector, may_raise=True)
+            self.injector = Injector(context.faults, context.rank, self._connection)
+            self.group.hooks.add_before(self.injector, may_raise=True)
 
     def release_others(self, why: str) -> None:
         """Let nobody wait for this rank any more: its test has failed."""
@@ -98,7 +99,8 @@ class ActiveRank:
         """Say what the rank is doing, for the report of a test that hangs."""
         if self.group is None:
             return "no group"
-        lines = ["last calls:", *(self.log.lines() if self.log else [])]
+        calls = self.log.lines() if self.log else []
+        lines = ["last calls:", *calls] if calls else []
         states = getattr(self.group.backend, "states", None)
         if states is not None:
             lines.append("the group as this rank sees it:")

@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Generator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -39,23 +40,18 @@ class PytestInRank:
 
     def __init__(self, task: ItemTask) -> None:
         self._coverage = _start_coverage(task.coverage) if task.coverage else None
-        args = [f"--rootdir={task.rootdir}"]
-        for plugin in _WITHOUT:
-            args += ["-p", f"no:{plugin}"]
-        if task.inifile:
-            args += ["-c", task.inifile]
+        self._observer = _Observer()
         # pytest wants a terminal reporter; what it says is of no interest here.
         self._nowhere = open(os.devnull, "w")  # noqa: SIM115
         shown, sys.stdout = sys.stdout, self._nowhere
         try:
-            self._config = _prepareconfig(args)
+            self._config = _prepareconfig(_arguments(task))
             vars(self._config.option).update(task.options)
             self._config._do_configure()
             self._session = pytest.Session.from_config(self._config)
             self._config.hook.pytest_sessionstart(session=self._session)
         finally:
             sys.stdout = shown
-        self._observer = _Observer()
         self._config.pluginmanager.register(self._observer, "gradsync-rank")
         self._items: dict[str, pytest.Item] = {}
         self._collected: set[str] = set()
@@ -67,30 +63,44 @@ class PytestInRank:
         _active[:] = [active]
         try:
             item = self._find(task.path, task.nodeid)
-            following = self._find(task.path, task.next_nodeid) if task.next_nodeid else None
+            following = self._find_next(task)
+            controller.send("ready")
             before = leaks.take()
             active.open_group()
             self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if task.debug and observer.traceback is not None:
+            follows = observer.follows and task.debug == "first"
+            if task.debug and observer.traceback is not None and not follows:
                 _debug(observer.traceback, controller)
             active.close_group()
+            observer.expect_faults(item)
             dirty = self._report_leaks(item, before, task)
         except BaseException as error:
             active.release_others(traceback.format_exc())
             active.close_group()
+            # Such as KeyboardInterrupt or pytest.exit(): nothing was torn down, so this process
+            # cannot run another item.
             return Finished(
+                self._serialised(observer.reports),
                 error=RuntimeError(f"{type(error).__name__}: {error}"),
                 traceback=traceback.format_exc(),
                 follows=follows_from_another(error),
+                dirty=True,
             )
         finally:
             _active.clear()
+        return Finished(
+            self._serialised(observer.reports),
+            observer.warnings,
+            follows=observer.follows,
+            dirty=dirty,
+        )
+
+    def _serialised(self, reports: list[pytest.TestReport]) -> list[dict[str, Any]]:
         hook = self._config.hook
-        reports = [
+        return [
             hook.pytest_report_to_serializable(config=self._config, report=report)
-            for report in observer.reports
+            for report in reports
         ]
-        return Finished(reports, observer.warnings, follows=observer.follows, dirty=dirty)
 
     def _find(self, path: str, nodeid: str) -> pytest.Item:
         if path not in self._collected:
@@ -104,6 +114,12 @@ class PytestInRank:
             )
         return self._items[nodeid]
 
+    def _find_next(self, task: ItemTask) -> pytest.Item | None:
+        try:
+            return self._find(task.next_path, task.next_nodeid) if task.next_nodeid else None
+        except Exception:
+            return None  # its own test will say so
+
     def _report_leaks(self, item: pytest.Item, before: leaks.Picture, task: ItemTask) -> bool:
         everything = leaks.differences(before, leaks.take())
         pardoned = set(task.context.may_leave)
@@ -114,8 +130,7 @@ class PytestInRank:
             return not leaks.RESET.issuperset(everything)
         text = "; ".join(f"{kind}: {what}" for kind, what in left.items())
         message = f"rank {task.context.rank} left something behind: {text}"
-        report = plain_report(item, "teardown", "failed", message)
-        self._observer.reports.append(report)
+        self._observer.replace(plain_report(item, "teardown", "failed", message))
         return not leaks.RESET.issuperset(everything)
 
     def close(self) -> None:
@@ -131,19 +146,61 @@ class PytestInRank:
             self._coverage.save()
 
 
+def _arguments(task: ItemTask) -> list[str]:
+    """Return the command line of the pytest in a rank."""
+    args = [f"--rootdir={task.rootdir}", *task.args]
+    for plugin in _WITHOUT:
+        args += ["-p", f"no:{plugin}"]
+    if task.inifile:
+        args += ["-c", task.inifile]
+    if task.basetemp:
+        own = Path(task.basetemp, f"rank-{task.context.rank}")
+        # pytest clears the folder that it is given: leave the one of a rank that was replaced.
+        args.append(f"--basetemp={own}-{os.getpid()}" if own.exists() else f"--basetemp={own}")
+    # The controller's options come as data; some are of plugins that a rank does without.
+    os.environ.pop("PYTEST_ADDOPTS", None)  # every test sets the environment anew
+    return [*args, "-o", "addopts="]
+
+
 class _Observer:
     """Collects the reports of one item, and releases the other ranks as soon as it fails."""
 
     def __init__(self) -> None:
+        self._folders: dict[Path, pytest.Collector] = {}
         self.begin(None)
 
     def begin(self, active: ActiveRank | None) -> None:
         """Forget the item before."""
         self._active = active
         self.reports: list[pytest.TestReport] = []
-        self.warnings: list[str] = []
+        self.warnings: list[tuple[str, str, str, str, int]] = []
         self.follows = False
         self.traceback: TracebackType | None = None
+
+    def replace(self, report: pytest.TestReport) -> None:
+        """Put a report in the place of the one that says that this phase passed."""
+        for at, old in enumerate(self.reports):
+            if old.when == report.when and old.passed:
+                report.sections, report.duration = old.sections, old.duration
+                self.reports[at] = report
+                return
+        self.reports.append(report)
+
+    def expect_faults(self, item: pytest.Item) -> None:
+        """Fail a test that passed although a fault of its plan never happened."""
+        injector = self._active.injector if self._active else None
+        missed = injector.missed() if injector else ""
+        if missed and all(report.passed for report in self.reports):
+            self.replace(plain_report(item, "call", "failed", missed))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_directory(
+        self, path: Path
+    ) -> Generator[None, pytest.Collector | None, pytest.Collector | None]:
+        # A conftest's fixtures belong to the node of its folder, and each collection makes new
+        # ones: hand out the first again.
+        node = yield
+        return None if node is None else self._folders.setdefault(path, node)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Generator[None, Any, Any]:
@@ -169,14 +226,13 @@ class _Observer:
         self.reports.append(report)
 
     @pytest.hookimpl
-    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
+        if when != "runtest":
+            return  # the controller has collected the file too
+        kind = warning_message.category
+        where = warning_message.filename, warning_message.lineno
         self.warnings.append(
-            warnings.formatwarning(
-                warning_message.message,
-                warning_message.category,
-                warning_message.filename,
-                warning_message.lineno,
-            )
+            (str(warning_message.message), kind.__module__, kind.__qualname__, *where)
         )
 
 
@@ -191,7 +247,8 @@ def _start_coverage(settings: dict[str, Any]) -> Any:
 def _debug(where: TracebackType, controller: Connection) -> None:
     """Let a person look around on the controlling terminal; the controller steps back meanwhile."""
     controller.send("debug")
-    controller.recv()
+    if controller.recv() != "go on":
+        return
     try:
         with open("/dev/tty") as keyboard, open("/dev/tty", "w") as screen:
             debugger = pdb.Pdb(stdin=keyboard, stdout=screen)

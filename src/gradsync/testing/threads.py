@@ -24,6 +24,7 @@ from gradsync.stores.store import Store
 from gradsync.testing.calls import CallLog
 from gradsync.testing.faults import Fault
 from gradsync.testing.inject import Injector
+from gradsync.testing.stacks import stack_of_test
 
 __all__ = ["ThreadRank", "run_threads"]
 
@@ -43,6 +44,7 @@ class ThreadRank:
     stack: str = ""
     """Where it stood when it had not ended in time."""
     log: CallLog | None = None
+    injector: Injector | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -68,10 +70,13 @@ def run_threads(
     ranks = []
     for rank, backend in enumerate(backends):
         members = Members("world", "default_pg", tuple(range(size)), rank)
-        group = ProcessGroup(backend, members, timeout_s=timeout_s)
-        ranks.append(ThreadRank(rank, group, store, log=CallLog(group)))
+        # Longer than the run: its own deadline shows every rank, this would show one.
+        group = ProcessGroup(backend, members, timeout_s=2 * timeout_s + 5)
+        me = ThreadRank(rank, group, store, log=CallLog(group))
+        ranks.append(me)
         if faults:
-            group.hooks.add_before(Injector(faults, rank, store), may_raise=True)
+            me.injector = Injector(faults, rank, store)
+            group.hooks.add_before(me.injector, may_raise=True)
     threads = [
         threading.Thread(
             target=_run, args=(me, backend, body, timeout_s), daemon=True, name=f"rank {me.rank}"
@@ -118,6 +123,7 @@ def _join(ranks: list[ThreadRank], threads: list[threading.Thread], deadline: De
             break
     for me in pending:
         frame = sys._current_frames().get(threads[me.rank].ident or 0)
-        me.stack = "".join(traceback.format_stack(frame)) if frame else "(ended just now)"
+        me.stack = "".join(stack_of_test(frame)).rstrip() if frame else ""
+        me.stack = me.stack or "(ended just now)"
     for me in pending:
         me.group.abort("the test's deadline has passed")

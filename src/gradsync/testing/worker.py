@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import multiprocessing
 import os
 import pickle
 import signal
@@ -17,28 +16,22 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from types import FrameType
+from typing import Any
 
 from gradsync.launch.verdict import follows_from_another
 from gradsync.testing.entry import DUMP_SIGNAL
 from gradsync.testing.messages import CallTask, Finished, ItemTask
 from gradsync.testing.rank import ActiveRank
+from gradsync.testing.stacks import stack_of_test
 
 __all__ = ["ANSWERING_THREAD", "run", "standing_by"]
 
 ANSWERING_THREAD = "gradsync test kit"
 
 _PR_SET_PDEATHSIG = 1
-# Between the ends of a killed controller's pipes.
-_CONTROLLER_S = 1.0
-# What stands between a process and the test that it runs.
-_MACHINERY = (
-    "_pytest/python.py",
-    "gradsync/testing/worker.py",
-    "gradsync/testing/case_rank.py",
-    "gradsync/testing/cases.py",
-)
 
 
 def run(tasks: Connection, questions: Connection, stacks: Connection) -> None:
@@ -53,7 +46,12 @@ def standing_by(
     questions: Connection, stacks: Connection, describe: Callable[[], str]
 ) -> Iterator[None]:
     """Be a rank that ends with its controller and says where it stands whenever that one asks."""
-    # We end with the server that forked us; what ends us with the controller is in _answer.
+    # We end with the server that forked us, and that one with the controller, whoever kills it: if
+    # only nobody else holds the pipe by which it notices.
+    server: Any = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
     # For a rank that holds the interpreter lock and cannot answer: written by the signal handler.
@@ -80,7 +78,7 @@ class _Worker:
             try:
                 result = self._item(task) if isinstance(task, ItemTask) else self._call(task)
             except BaseException as error:
-                result = _failed(error)
+                result = replace(_failed(error), dirty=True)
             self._tasks.send(result)
         if self._pytest is not None:
             self._pytest.close()  # type: ignore[attr-defined]
@@ -100,6 +98,7 @@ class _Worker:
     def _call(self, task: CallTask) -> Finished:
         active = self._active = ActiveRank(task.context)
         try:
+            self._tasks.send("ready")
             active.open_group()
             return Finished(result=task.function(*task.args))
         except BaseException as error:
@@ -123,13 +122,6 @@ def _answer(questions: Connection, describe: Callable[[], str]) -> None:
             questions.send(_where(describe))
         except (EOFError, OSError):
             break
-    # The server that forked us cannot end as long as we hold its pipe, so if the controller was
-    # killed nobody else would end a test that sleeps.
-    controller = multiprocessing.parent_process()
-    if controller is not None:
-        controller.join(_CONTROLLER_S)
-        if not controller.is_alive():
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _where(describe: Callable[[], str]) -> str:
@@ -141,16 +133,9 @@ def _where(describe: Callable[[], str]) -> str:
             continue
         name = next((t.name for t in threading.enumerate() if t.ident == ident), "unknown")
         lines.append(f"thread {name!r}:")
-        lines += [line.rstrip() for line in _stack_of_test(frame)]
+        lines += [line.rstrip() for line in stack_of_test(frame)]
     lines.append(describe())
     return "\n".join(line for line in lines if line)
-
-
-def _stack_of_test(frame: FrameType) -> list[str]:
-    """Return a stack without the machinery that called the test."""
-    frames = traceback.extract_stack(frame)
-    callers = [at for at, f in enumerate(frames) if f.filename.endswith(_MACHINERY)]
-    return traceback.format_list(frames[callers[-1] + 1 :] if callers else frames)
 
 
 def _failed(error: BaseException) -> Finished:
