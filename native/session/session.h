@@ -88,7 +88,7 @@ class Session {
   Team team_;
   Staging staging_;
   std::uint64_t opened_in_ = fork_generation();
-  std::timed_mutex one_call_;
+  std::mutex one_call_;
   Status broken_;
 };
 
