@@ -20,7 +20,7 @@ ReduceKernel kernel_for(Reduce operation) {
   switch (operation) {
     case Reduce::sum:
       if constexpr (family == Family::boolean)
-        return reduce<T, LogicalOr, false>;
+        return reduce<T, BitOr, false>;  // for booleans a sum is "any" and a product is "all"
       else
         return reduce<T, Sum, false>;
     case Reduce::avg:

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <span>
 #include <type_traits>
 
@@ -109,13 +108,6 @@ struct BitXor {
   template <typename W>
   static W combine(W a, W b) {
     return static_cast<W>(a ^ b);
-  }
-};
-// For booleans a sum is "any" and a product is "all".
-struct LogicalOr {
-  template <typename W>
-  static W combine(W a, W b) {
-    return static_cast<W>(a | b);
   }
 };
 

@@ -6,7 +6,6 @@ so the first costs a second and every further one a few milliseconds.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
 import multiprocessing
@@ -32,7 +31,7 @@ from gradsync.testing.messages import (
     Stuck,
 )
 
-__all__ = ["RankPool", "RankProcess", "shared_pool"]
+__all__ = ["RankPool", "RankProcess"]
 
 _PRELOAD = [
     "gradsync.testing.worker",
@@ -275,14 +274,3 @@ def _is_failure(outcome: Outcome) -> bool:
     if isinstance(outcome, Finished):
         return bool(outcome.error) or any(r.get("outcome") == "failed" for r in outcome.reports)
     return True
-
-
-_shared: list[RankPool] = []
-
-
-def shared_pool() -> RankPool:
-    """Return the pool of this process, started on first use and ended at exit."""
-    if not _shared or _shared[0]._owner != os.getpid():
-        _shared[:] = [RankPool()]
-        atexit.register(_shared[0].close)
-    return _shared[0]
