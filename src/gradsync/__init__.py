@@ -16,6 +16,7 @@ from gradsync.torch_backend.register import register_when_possible
 __version__ = "0.1.0"
 
 _HOMES = {
+    "backends.work": ("Work",),
     "base.dtypes": ("ReduceOp",),
     "errors": tuple(errors.__all__),
     "group.collectives": (
@@ -41,6 +42,7 @@ _HOMES = {
         "gather_object",
         "scatter_object_list",
     ),
+    "group.shared": ("shared_empty", "shared_like", "shared_zeros"),
     "launch.spawn": ("spawn",),
     "rendezvous.meeting": ("register_rendezvous_handler", "rendezvous"),
     "session.lifecycle": ("destroy_process_group", "init_process_group"),
