@@ -15,6 +15,7 @@ from gradsync.session.lifecycle import form_group
 from gradsync.stores.torch_store import from_torch
 from gradsync.torch_backend.devices import add_other_devices
 from gradsync.torch_backend.failures import torch_error
+from gradsync.torch_backend.monitored import offer_monitored_barrier
 from gradsync.torch_backend.process_group import TorchProcessGroup
 
 __all__ = ["create"]
@@ -34,6 +35,7 @@ def create(options: Any, backend_options: Any, request: Mapping[str, Any]) -> To
     except DistError as error:
         raise torch_error(error) from error
     add_other_devices(made, options, backend_options, request)
+    offer_monitored_barrier()
     return made
 
 

@@ -18,6 +18,7 @@ from gradsync.errors import DistError
 from gradsync.torch_backend.arguments import Wanted, flat, listed, nested, only, reduce_op
 from gradsync.torch_backend.caller import Caller
 from gradsync.torch_backend.failures import torch_error
+from gradsync.torch_backend.monitored import monitored_barrier
 from gradsync.torch_backend.sparse import all_reduce_sparse
 from gradsync.torch_backend.work import Done, TorchWork
 
@@ -82,10 +83,9 @@ class TorchProcessGroup(Caller):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait until every rank has come here; the error names all who have not, as always."""
-        wanted = Wanted(timeout)
-        wanted.asynchronous = False
-        self._call("barrier", wanted, [])
+        """Wait until every rank has come here; the error names who has not."""
+        limit = self._timeout if timeout is None else timeout
+        monitored_barrier(self.group, limit, wait_all_ranks)
 
     # -- gathering and handing out ----------------------------------------------------------------
 
