@@ -39,7 +39,6 @@ class Caller(_TorchGroup):  # type: ignore[misc]
         self._calls = 0
         self._coalesced: list[TorchWork] | None = None
         self._name = self._description = ""
-        self._cpu = CpuBackend(self)
         self._has_other_devices = False
         self._register_backend(_CPU, _TorchGroup.BackendType.CUSTOM, None)
 
@@ -124,7 +123,7 @@ class Caller(_TorchGroup):  # type: ignore[misc]
 
     def _get_backend(self, device: torch.device) -> Any:
         if torch.device(device).type == "cpu":
-            return self._cpu
+            return CpuBackend(self)  # made anew: kept here, it would keep the group alive
         return super()._get_backend(device)
 
     def _get_sequence_number_for_group(self) -> int:

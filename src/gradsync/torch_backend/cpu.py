@@ -40,7 +40,13 @@ class CpuBackend:
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         """Return whether ``allocate_tensor`` can be used for a device."""
-        return False
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return a tensor that collectives need not copy: every rank has its memory mapped."""
+        return self._owner.group.shared_empty(size, dtype=dtype)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the limit of calls that have none of their own."""
