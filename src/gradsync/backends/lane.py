@@ -24,7 +24,7 @@ def open_lane(
     """Return a lane for tensors of exactly ``tensor_type``, closed while there are hooks.
 
     Without native sessions below, or with a torch that does not say through DLPack's table of C
-    functions what a tensor is made of (before 2.10), it stays closed.
+    functions what a tensor is made of, it stays closed.
     """
     session = getattr(backend, "session", None)
     table = getattr(tensor_type, "__dlpack_c_exchange_api__", None)
