@@ -108,7 +108,7 @@ NATIVE_MAY_INCLUDE = {
     "algo": {"common", "memory", "sync", "reduce"},
     "session": {"common", "memory", "sync", "reduce", "algo"},
     "store": {"common"},
-    "bindings": {"common", "session", "store"},
+    "bindings": {"common", "reduce", "session", "store"},
     "tests": {"common", "memory", "sync", "reduce", "algo", "session", "store"},
 }
 

@@ -6,6 +6,7 @@ import torch
 
 from gradsync.backends.backend import Backend
 from gradsync.backends.call import Call
+from gradsync.backends.lane import Lane
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.errors import UsageError
@@ -20,6 +21,7 @@ class Caller:
     _rank: int
     _size: int
     group_name: str
+    _lane: Lane
 
     @property
     def backend(self) -> Backend:

@@ -41,7 +41,7 @@ Group = ProcessGroup | int | None
 
 def member_group(name: str, group: Group) -> ProcessGroup | None:
     """Return the group to work on, or None, with a warning, when the caller is not in it."""
-    if not is_non_member(group):
+    if group is None or not is_non_member(group):
         return resolve(group)
     warnings.warn(
         f"{name} was called on a group that this rank does not belong to; nothing was done",

@@ -39,6 +39,8 @@ class Gathering(Caller):
 
         ``tensor`` may be this rank's own entry of ``outputs``.
         """
+        if timeout is None and self._lane.all_gather(outputs, tensor):
+            return
         self._carry_out(self._all_gather(outputs, tensor, timeout))
 
     def all_gather_async(
@@ -68,6 +70,8 @@ class Gathering(Caller):
 
         ``tensor`` may be this rank's own part of ``output``.
         """
+        if timeout is None and self._lane.all_gather_single(output, tensor):
+            return
         self._carry_out(self._all_gather_single(output, tensor, timeout))
 
     def all_gather_single_async(
@@ -97,6 +101,8 @@ class Gathering(Caller):
 
         The other ranks give no outputs.
         """
+        if timeout is None and self._lane.gather(tensor, outputs, root):
+            return
         self._carry_out(self._gather(tensor, outputs, root, timeout))
 
     def gather_async(
@@ -138,6 +144,8 @@ class Gathering(Caller):
 
         The other ranks give no inputs.
         """
+        if timeout is None and self._lane.scatter(tensor, inputs, root):
+            return
         self._carry_out(self._scatter(tensor, inputs, root, timeout))
 
     def scatter_async(

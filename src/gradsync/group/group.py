@@ -11,6 +11,7 @@ import torch
 
 from gradsync.backends.backend import Backend
 from gradsync.backends.call import NO_BUFFER, Call
+from gradsync.backends.lane import CLOSED_LANE, open_lane
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout, seconds
@@ -54,6 +55,8 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         self._on_close = on_close
         self._owner = os.getpid()
         self.hooks = Hooks()
+        observers = (self.hooks.before, self.hooks.after)
+        self._lane = open_lane(backend, timeout_s, observers, torch.Tensor)
         self.children: list[ProcessGroup] = []
         """Sub-groups, when this is a world."""
         self.made: Counter[tuple[int, ...]] = Counter()
@@ -98,10 +101,14 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
 
     def barrier(self, timeout: Timeout | None = None) -> None:
         """Wait until every rank has come here."""
+        if timeout is None and self._lane.barrier():
+            return
         self.submit(Call(BARRIER, NO_BUFFER, self._limit(timeout)))
 
     def broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None) -> None:
         """Overwrite ``tensor`` with that of rank ``root`` of this group."""
+        if timeout is None and self._lane.broadcast(tensor, root):
+            return
         self._check_root("broadcast", root)
         buffer = output_view(tensor, "broadcast")
         self.submit(Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root))
@@ -114,6 +121,8 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors element by element; every rank gets the result in place."""
+        if timeout is None and self._lane.all_reduce(tensor, op):
+            return
         buffer = output_view(tensor, "all_reduce")
         kind = op if op.__class__ is ReduceOp else ReduceOp(op)
         self.submit(Call(ALL_REDUCE, buffer, self._limit(timeout), kind))
@@ -176,6 +185,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         if self._backend is not None:
             self._backend.close()
         self._backend = None
+        self._lane = CLOSED_LANE
         # A forked child that ends must not give its parent's place away.
         if self._on_close is not None and os.getpid() == self._owner:
             self._on_close()

@@ -36,6 +36,8 @@ class Reducing(Caller):
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors; rank ``root`` gets the result, others keep theirs."""
+        if timeout is None and self._lane.reduce(tensor, root, op):
+            return
         self._carry_out(self._reduce(tensor, root, op, timeout))
 
     def reduce_async(
@@ -111,6 +113,8 @@ class Reducing(Caller):
 
         ``output`` may be this rank's own part of ``tensor``.
         """
+        if timeout is None and self._lane.reduce_scatter_single(output, tensor, op):
+            return
         self._carry_out(self._reduce_scatter_single(output, tensor, op, timeout))
 
     def reduce_scatter_single_async(
