@@ -66,13 +66,25 @@ nb::list local_sessions(int ranks, std::size_t staging_bytes) {
   return all;
 }
 
-nb::list report(const Session& session) {
+nb::list rows_of(const std::vector<RankReport>& reports) {
   nb::list rows;
-  for (const RankReport& rank : session.report()) {
+  for (const RankReport& rank : reports) {
     rows.append(nb::make_tuple(rank.pid, static_cast<int>(rank.presence), rank.last.sequence,
-                               rank.last.what, rank.last.count, rank.last.time_ns));
+                               rank.last.what, rank.last.count, rank.last.time_ns, rank.site_of,
+                               rank.site, rank.standing));
   }
   return rows;
+}
+
+void bind_questions(nb::class_<Session>& session) {
+  session.def("ask_through", &Session::ask_through, nb::arg("world"), nb::arg("places"))
+      .def("next_question",
+           [](Session& self) {
+             const Unlocked unlocked;
+             return self.next_question();
+           })
+      .def("answer", &Session::answer, nb::arg("question"), nb::arg("text"))
+      .def("stop_answering", &Session::stop_answering);
 }
 
 void bind_calls(nb::class_<Session>& session) {
@@ -144,7 +156,10 @@ void bind_session(nb::module_& module) {
       .def_prop_ro("sequence", &Session::sequence)
       .def("abort", &Session::abort, nb::arg("reason"))
       .def("leave", &Session::leave, nb::arg("note"))
-      .def("report", &report);
+      .def_prop_rw("name", &Session::name, &Session::set_name)
+      .def("report", [](const Session& self) { return rows_of(self.report()); })
+      .def("findings", [](const Session& self) { return rows_of(self.findings()); });
+  bind_questions(session);
   bind_calls(session);
   bind_piece_calls(session);
   module.def("local_sessions", &local_sessions, nb::arg("ranks"), nb::arg("staging_bytes"));

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "session/session.h"
 
 namespace gradsync {
@@ -15,7 +16,7 @@ template <typename Call>
 void run_released(Call call) {
   Status status;
   {
-    const nanobind::gil_scoped_release released;
+    const Unlocked unlocked;
     status = call();
   }
   raise_if_failed(status);

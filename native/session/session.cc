@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -41,12 +42,20 @@ void send_away(const std::vector<Guest>& guests, const Status& status) {
   }
 }
 
+std::vector<int> all_ranks(int ranks) {
+  std::vector<int> all(static_cast<std::size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
 }  // namespace
 
 Session::Session(std::shared_ptr<Segment> segment, int rank, int ranks, Liveness liveness)
     : segment_(std::move(segment)),
       team_(segment_->data(), rank, ranks, std::move(liveness)),
-      staging_(team_) {}
+      staging_(team_),
+      answerer_(team_.slots()[rank]),
+      whereabouts_(segment_, team_.slots(), all_ranks(ranks)) {}
 
 Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
                      Deadline deadline, std::unique_ptr<Session>& out) {
@@ -159,6 +168,7 @@ Status Session::run(Deadline deadline, Call call) {
   }
   if (!broken_.ok()) return broken_;
   Status status = team_.check_aborted();
+  team_.begin();
   if (status.ok()) status = call();
   if (!status.ok() && status.code != Code::invalid) broken_ = status;
   // Whoever gives up must not let a rank that comes later believe that all were there. (A lost peer
@@ -171,6 +181,7 @@ Status Session::run(Deadline deadline, Call call) {
     if (!status.ranks.empty()) why << ")";
     team_.abort(why.str(), true);
   }
+  if (!broken_.ok()) look_into(status);
   return status;
 }
 

@@ -23,6 +23,12 @@ class Bootstrap:
     evidence: Sequence[HostEvidence]
     """Where each rank runs, in rank order."""
     timeout_s: float
+    group: str = ""
+    """The group's name, for messages."""
+    world: Backend | None = None
+    """The backend of the world that a sub-group is part of."""
+    places: tuple[int, ...] = ()
+    """The ranks in that world, in the order of ranks in the group."""
 
 
 class Backend(Protocol):
@@ -38,3 +44,6 @@ class Backend(Protocol):
 
     def leave(self, note: str = "") -> None:
         """Tell the peers that this rank is going; a note says what went wrong. Never blocks."""
+
+    def close(self) -> None:
+        """Leave, after a moment for calls in flight, and give back what the group holds."""

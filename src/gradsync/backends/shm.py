@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from gradsync import _native
@@ -24,6 +25,7 @@ from gradsync.backends.translate import (
     forming_error,
     rank_states,
 )
+from gradsync.backends.waits import Answering, watch_waits
 from gradsync.backends.work import DoneWork, Work
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import HostEvidence, is_dead, islands
@@ -58,11 +60,24 @@ class ShmBackend:
     def __init__(self, session: _native.Session) -> None:
         self._session = session
         self._broken: DistBackendError | None = None
+        self._stop_answering: Callable[[], object] = lambda: None
 
     @classmethod
     def open(cls, bootstrap: Bootstrap) -> ShmBackend:
         """Meet the other ranks in shared memory; all of them must be on this host."""
-        return cls(share_memory(bootstrap))
+        watch_waits()
+        session = share_memory(bootstrap)
+        session.name = bootstrap.group
+        backend = cls(session)
+        if isinstance(bootstrap.world, ShmBackend):
+            session.ask_through(bootstrap.world._session, list(bootstrap.places))
+        else:
+            backend._answer_peers()
+        return backend
+
+    def _answer_peers(self) -> None:
+        # Also when the backend is dropped, and at the end of the process.
+        self._stop_answering = weakref.finalize(self, Answering(self._session).stop)
 
     def submit(self, call: Call) -> Work:
         """Carry out a call and return its handle."""
@@ -83,7 +98,7 @@ class ShmBackend:
             else:
                 run_pieces(self._session, call)
         except _native.StatusError as error:
-            failure = call_error(error, self._session, call)
+            failure = call_error(error, self._session, call, self._standing_of)
             if isinstance(failure, DistBackendError):
                 # A copy that is never raised: a traceback would keep this group's memory alive.
                 self._broken = broken_error(failure)
@@ -97,6 +112,15 @@ class ShmBackend:
     def leave(self, note: str = "") -> None:
         """Tell the peers that this rank is going."""
         self._session.leave(printable(note))
+
+    def close(self) -> None:
+        """Leave, and give back what the group holds."""
+        self.leave()
+        self._stop_answering()
+
+    def _standing_of(self, rank: int) -> str:
+        """Return where a rank stands that the core cannot ask."""
+        return ""
 
     def states(self) -> list[RankState]:
         """Return what every rank is doing."""

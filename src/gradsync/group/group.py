@@ -150,7 +150,9 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
         for child in reversed(self.children):
             child.close()
         self.children.clear()
-        self._backend = None
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
         # A forked child that ends must not give its parent's place away.
         if self._on_close is not None and os.getpid() == self._owner:
             self._on_close()
