@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,16 +62,43 @@ std::string describe(const Line& line) {
          std::to_string(line.number) + " in " + nb::borrow<nb::str>(code->co_name).c_str();
 }
 
+// What is no longer needed, until a thread that has the GIL comes by: a worker must not wait for
+// the GIL between two calls only to let go of a line.
+// (Without a lock, which a fork might leave locked.)
+class Leftovers {
+ public:
+  void add(nb::object object) {
+    auto* const node = new Node{object.release().ptr(), first_.load(std::memory_order_relaxed)};
+    while (!first_.compare_exchange_weak(node->next, node, std::memory_order_release)) {
+    }
+  }
+  void free() {
+    Node* node = first_.exchange(nullptr, std::memory_order_acquire);
+    while (node != nullptr) {
+      const std::unique_ptr<Node> done(node);
+      node = done->next;
+      Py_DECREF(done->object);
+    }
+  }
+
+ private:
+  struct Node {
+    PyObject* object;
+    Node* next;
+  };
+  std::atomic<Node*> first_{nullptr};
+};
+
+Leftovers& leftovers() {
+  static auto* const one = new Leftovers;
+  return *one;
+}
+
 class CapturedSite : public Site {
  public:
   explicit CapturedSite(Line line) : line_(std::move(line)) {}
   ~CapturedSite() override {
-    if (is_finalizing()) {
-      (void)line_.code.release();
-      return;
-    }
-    const nb::gil_scoped_acquire locked;
-    line_.code.reset();
+    if (line_.code.is_valid()) leftovers().add(std::move(line_.code));
   }
   CapturedSite(const CapturedSite&) = delete;
   CapturedSite& operator=(const CapturedSite&) = delete;
@@ -110,6 +139,7 @@ void tell_late(const LongWait& wait) {
 }  // namespace
 
 std::shared_ptr<const Site> capture_site() {
+  leftovers().free();
   return std::make_shared<CapturedSite>(present_line());
 }
 

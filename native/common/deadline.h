@@ -35,6 +35,7 @@ class Deadline {
     return later;
   }
 
+  bool is_never() const { return at_ == Clock::time_point::max(); }
   bool expired() const { return at_ != Clock::time_point::max() && Clock::now() >= at_; }
 
   // Nanoseconds left, at most `cap`, never negative.

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -11,8 +10,10 @@
 
 #include "algo/algorithm.h"
 #include "common/fork.h"
+#include "memory/arena.h"
 #include "memory/handoff.h"
 #include "memory/segment.h"
+#include "session/queue.h"
 #include "sync/team.h"
 #include "sync/whereabouts.h"
 
@@ -22,12 +23,13 @@ class Session {
  public:
   // The host of a lobby creates the memory and hands it to the guests with indices 1..ranks-1.
   // `pids` are the ranks' processes as far as they are known, 0 otherwise: one that dies on the way
-  // is named at once.
+  // is named at once. A sub-group shares the arena of its `world`; without one, there is a new
+  // arena.
   static Status host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
-                     Deadline deadline, std::unique_ptr<Session>& out);
+                     const Session* world, Deadline deadline, std::unique_ptr<Session>& out);
   // A guest receives it over a socket from reach_lobby().
-  static Status join(Fd socket, const Secret& secret, int rank, int ranks, Deadline deadline,
-                     std::unique_ptr<Session>& out);
+  static Status join(Fd socket, const Secret& secret, int rank, int ranks, const Session* world,
+                     Deadline deadline, std::unique_ptr<Session>& out);
 
   // Ranks that are threads of this process, on one mapping (where the thread sanitizer sees all of
   // them). Each rank's own thread must call enter() before anything else.
@@ -35,15 +37,19 @@ class Session {
                       std::vector<std::unique_ptr<Session>>& out);
 
   // Over memory that is mapped already.
-  Session(std::shared_ptr<Segment> segment, int rank, int ranks, Liveness liveness);
+  Session(std::shared_ptr<Segment> segment, std::shared_ptr<Arena> arena, int arena_rank, int rank,
+          int ranks, Liveness liveness);
   Status enter(Deadline deadline) { return team_.enter(deadline); }
-  ~Session() { leave(""); }
+  ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
   int rank() const { return team_.rank(); }
   int size() const { return team_.size(); }
   std::uint64_t sequence() const { return team_.sequence(); }
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
+  // The rank in the world, whose range of the arena is ours.
+  int arena_rank() const { return arena_rank_; }
 
   Status barrier(Deadline deadline);
   Status broadcast(std::byte* data, std::size_t count, Dtype dtype, int root, Deadline deadline);
@@ -64,6 +70,13 @@ class Session {
                         Reduce reduce, Deadline deadline);
   Status all_to_all(const Pieces<const std::byte>& inputs, const Pieces<std::byte>& outputs,
                     Dtype dtype, Deadline deadline);
+
+  // Hands in a call (one of the above) to be carried out after those before it.
+  std::shared_ptr<Ticket> post(Queue::Call call);
+  Status wait(Ticket& ticket, Deadline deadline) { return queue_.wait(ticket, deadline); }
+  // Gives calls that were handed in until the deadline to end by themselves, ends the others, and
+  // leaves. Later calls fail.
+  void close(Deadline deadline);
 
   // These may be called while another thread is inside a call.
   void abort(const std::string& reason) { team_.abort(reason); }
@@ -95,6 +108,9 @@ class Session {
   // comes next, so every later call fails with the same status.
   template <typename Call>
   Status run(Deadline deadline, Call call);
+  template <typename Call>
+  Status guarded(Call& call);
+  Status not_ours() const;
 
   // Finds out what the others are doing, before the failure of a call is reported.
   void look_into(const Status& status);
@@ -104,14 +120,16 @@ class Session {
   Status check_list(const char* what, std::size_t entries, bool needed = true) const;
 
   std::shared_ptr<Segment> segment_;
+  std::shared_ptr<Arena> arena_;
+  int arena_rank_;
   Team team_;
   Staging staging_;
   Answerer answerer_;
   Whereabouts whereabouts_;
   std::vector<RankReport> findings_;
   std::uint64_t opened_in_ = fork_generation();
-  std::mutex one_call_;
-  Status broken_;
+  Status broken_;  // written and read by whoever has the turn
+  Queue queue_;
 };
 
 }  // namespace gradsync

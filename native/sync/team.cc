@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 
+#include "common/background.h"
 #include "common/cgroup.h"
 #include "common/interrupt.h"
 #include "common/site.h"
@@ -108,9 +109,9 @@ void Team::abort(const std::string& reason, bool gave_up) {
   for (int peer = 0; peer < size_; ++peer) futex_wake_all(slot(peer).progress);
 }
 
-void Team::announce(std::uint64_t what, std::uint64_t count) {
+void Team::announce(std::uint64_t what, std::uint64_t count, std::uint64_t place) {
   ++sequence_;
-  slot(rank_).announcements[sequence_ & 1].store({sequence_, what, count, now_ns()});
+  slot(rank_).announcements[sequence_ & 1].store({sequence_, what, count, now_ns(), place});
   publish(progress_ + 1);
 }
 
@@ -160,11 +161,12 @@ Status Team::wait_for_all(std::uint64_t step, Deadline deadline) {
 
 Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline) {
   if (has_reached(peer, step)) return Status::success();
-  for (int i = 0; i < patience_.spins; ++i) {
+  const Patience patience = is_background ? Patience{0, 1} : patience_;
+  for (int i = 0; i < patience.spins; ++i) {
     pause_briefly();
     if (has_reached(peer, step)) return Status::success();
   }
-  for (int i = 0; i < patience_.yields; ++i) {
+  for (int i = 0; i < patience.yields; ++i) {
     ::sched_yield();
     if (has_reached(peer, step)) return Status::success();
   }
@@ -243,6 +245,10 @@ void Team::await_sites(const std::vector<int>& ranks, Deadline deadline) const {
 }
 
 Status Team::check_aborted() const {
+  if (cancelled_.load(std::memory_order_relaxed)) {
+    return Status::error(Code::aborted, "the group was destroyed while a call was in flight",
+                         {rank_});
+  }
   const std::uint32_t aborter = header_->aborted.load(std::memory_order_acquire);
   if (aborter == 0) return Status::success();
   return Status::error(Code::aborted, header_->reason.data(), {static_cast<int>(aborter) - 1});

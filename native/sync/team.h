@@ -53,7 +53,6 @@ inline std::atomic<std::int64_t> late_after_ns{0};
 
 class Team {
  public:
-  Team() = default;
   // `memory` holds segment_bytes(ranks, staging) bytes; rank 0 or whoever created it called
   // format().
   Team(std::byte* memory, int rank, int ranks, Liveness liveness);
@@ -75,6 +74,8 @@ class Team {
   void leave(const std::string& note);
   // Makes every present wait and every later call of every rank fail.
   void abort(const std::string& reason, bool gave_up = false);
+  // Makes the waits of this rank alone fail: it is about to go.
+  void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
   // Says whether somebody has, who and why.
   Status check_aborted() const;
 
@@ -87,7 +88,7 @@ class Team {
   void begin() { call_ = sequence_ + 1; }
   std::uint64_t call() const { return call_; }
   // Announces a call together with its first step.
-  void announce(std::uint64_t what, std::uint64_t count);
+  void announce(std::uint64_t what, std::uint64_t count, std::uint64_t place = 0);
   // Waits until all ranks have announced theirs, and compares: mismatch lists every rank's.
   Status agree(Deadline deadline);
 
@@ -140,6 +141,7 @@ class Team {
   std::uint64_t call_ = 0;          // the one that has begun; announced or not
   std::uint64_t told_late_of_ = 0;  // the call whose long wait was told
   std::vector<Move> moves_;         // kept only while this rank waits
+  std::atomic<bool> cancelled_{false};
   Patience patience_;
   Liveness liveness_;
 };

@@ -1,6 +1,7 @@
 """The native core as Python sees it; ``tests/meta/test_stub.py`` compares it with the extension."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 class StatusError(RuntimeError):
     """A failure inside the native core; ``args`` is ``(code, message, ranks)``."""
@@ -15,13 +16,24 @@ class Lobby:
     def name(self) -> str: ...
     @property
     def secret(self) -> bytes: ...
-    def host(self, pids: list[int], staging_bytes: int, timeout_s: float) -> Session: ...
+    def host(
+        self, pids: list[int], staging_bytes: int, timeout_s: float, world: Session | None = None
+    ) -> Session: ...
 
 class Link:
     """The way to another rank's lobby; fails at once when there is none."""
 
     def __init__(self, name: str) -> None: ...
-    def join(self, secret: bytes, rank: int, ranks: int, timeout_s: float) -> Session: ...
+    def join(
+        self, secret: bytes, rank: int, ranks: int, timeout_s: float, world: Session | None = None
+    ) -> Session: ...
+
+class Pending:
+    """A call that was handed in."""
+
+    def done(self) -> bool: ...
+    def wait(self, timeout_s: float) -> bool: ...
+    def on_done(self, callback: Callable[[], object]) -> None: ...
 
 class Session:
     """A group in shared memory."""
@@ -33,22 +45,50 @@ class Session:
     @property
     def sequence(self) -> int: ...
     def enter(self, timeout_s: float) -> None: ...
-    def barrier(self, timeout_s: float) -> None: ...
+    def close(self, timeout_s: float) -> None: ...
+
+    # Asynchronous calls are handed in and return what to wait for.
+    def barrier(self, timeout_s: float, asynchronous: bool = False) -> Pending | None: ...
     def broadcast(
-        self, address: int, count: int, dtype: int, root: int, timeout_s: float
-    ) -> None: ...
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        root: int,
+        timeout_s: float,
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def all_reduce(
-        self, address: int, count: int, dtype: int, reduce: int, timeout_s: float
-    ) -> None: ...
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        reduce: int,
+        timeout_s: float,
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def reduce(
-        self, address: int, count: int, dtype: int, reduce: int, root: int, timeout_s: float
-    ) -> None: ...
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        reduce: int,
+        root: int,
+        timeout_s: float,
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
 
     # Lists have one address (or count, in elements) per rank; ``gather``'s outputs and
     # ``scatter``'s inputs are empty on ranks other than the root.
     def all_gather(
-        self, address: int, count: int, dtype: int, outputs: Sequence[int], timeout_s: float
-    ) -> None: ...
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        outputs: Sequence[int],
+        timeout_s: float,
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def gather(
         self,
         address: int,
@@ -57,7 +97,8 @@ class Session:
         outputs: Sequence[int],
         root: int,
         timeout_s: float,
-    ) -> None: ...
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def scatter(
         self,
         inputs: Sequence[int],
@@ -66,7 +107,8 @@ class Session:
         dtype: int,
         root: int,
         timeout_s: float,
-    ) -> None: ...
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def reduce_scatter(
         self,
         inputs: Sequence[int],
@@ -75,7 +117,8 @@ class Session:
         dtype: int,
         reduce: int,
         timeout_s: float,
-    ) -> None: ...
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def all_to_all(
         self,
         inputs: Sequence[int],
@@ -84,9 +127,12 @@ class Session:
         output_counts: Sequence[int],
         dtype: int,
         timeout_s: float,
-    ) -> None: ...
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def abort(self, reason: str) -> None: ...
     def leave(self, note: str) -> None: ...
+    def allocate(self, nbytes: int) -> Any: ...
+    def is_shared(self, address: int, nbytes: int) -> bool: ...
     @property
     def name(self) -> str: ...
     @name.setter

@@ -43,6 +43,16 @@ def test_mismatch_names_each_ranks_own_line(rank):
     assert caught.value.group == ("world" if dist.get_backend() == "shm" else "")
 
 
+@pytest.mark.ranks(2, backend=["shm", "threads"])
+def test_asynchronous_calls_are_named_by_the_line_that_handed_them_in(rank, group):
+    work = group.all_reduce_async(torch.ones(2 + rank))  # handed in
+    with pytest.raises(dist.MismatchError) as caught:
+        work.wait()
+    for other in (0, 1):
+        line = rf"rank {other} .*float32\[{2 + other}\].* at \S*:{line_of('handed in')} in test_asy"
+        assert re.search(line, str(caught.value))
+
+
 @pytest.mark.ranks(3)
 def test_timeout_says_where_the_missing_rank_stands(rank, group):
     def stuck_here() -> None:

@@ -26,7 +26,7 @@ class Bootstrap:
     group: str = ""
     """The group's name, for messages."""
     world: Backend | None = None
-    """The backend of the world that a sub-group is part of."""
+    """The world's backend when this is for a sub-group, which may share what that has."""
     places: tuple[int, ...] = ()
     """The ranks in that world, in the order of ranks in the group."""
 
@@ -37,7 +37,7 @@ class Backend(Protocol):
     name: str
 
     def submit(self, call: Call) -> Work:
-        """Start, or carry out, a call; a call on one group follows the ones before it."""
+        """Carry out a call, or start an asynchronous one; calls follow the ones before them."""
 
     def abort(self, reason: str) -> None:
         """Make every present and later call of every rank fail with ``reason``."""
