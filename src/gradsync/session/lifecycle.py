@@ -10,7 +10,7 @@ from typing import Any
 from gradsync.backends.backend import Bootstrap
 from gradsync.backends.shm import ShmBackend, failure_key
 from gradsync.base.deadline import Deadline, Timeout, seconds
-from gradsync.config import environment, reject_unknown
+from gradsync.config import environment, read_seconds, reject_unknown
 from gradsync.errors import BackendUnavailable, DistError, UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.members import Members
@@ -68,6 +68,7 @@ def init_process_group(
             f"backend {backend!r} is not available; use 'shm' (or None) for ranks on one host"
         )
     reject_unknown(environment())
+    read_seconds("GRADSYNC_LATE_AFTER")
     limit_s = seconds(DEFAULT_GROUP_TIMEOUT if timeout is None else timeout)
     deadline = Deadline(limit_s)
     if store is not None and not isinstance(store, Store):
@@ -109,7 +110,9 @@ def form_group(
         rank=members.rank,
         evidence=members.evidence,
         timeout_s=deadline.remaining(),
+        group=members.name,
         world=None if world is None else world.backend,
+        places=members.ranks,
     )
     try:
         backend = ShmBackend.open(bootstrap)
