@@ -29,6 +29,15 @@ void call_all_gather(Session& self, std::uintptr_t address, std::size_t count, i
       [&] { return self.all_gather(at(address), count, type, to, Deadline::after(timeout_s)); });
 }
 
+void call_all_gather_uneven(Session& self, std::uintptr_t address, const Addresses& outputs,
+                            const Counts& counts, int dtype, double timeout_s) {
+  const auto type = checked<Dtype>(dtype, "dtype");
+  const auto to = pointers<std::byte>(outputs);
+  run_released([&] {
+    return self.all_gather_uneven(at(address), {to, counts}, type, Deadline::after(timeout_s));
+  });
+}
+
 void call_gather(Session& self, std::uintptr_t address, std::size_t count, int dtype,
                  const Addresses& outputs, int root, double timeout_s) {
   const auto type = checked<Dtype>(dtype, "dtype");
@@ -74,6 +83,8 @@ void call_all_to_all(Session& self, const Addresses& inputs, const Counts& input
 void bind_piece_calls(nb::class_<Session>& session) {
   session.def("all_gather", &call_all_gather, nb::arg("address"), nb::arg("count"),
               nb::arg("dtype"), nb::arg("outputs"), nb::arg("timeout_s"));
+  session.def("all_gather_uneven", &call_all_gather_uneven, nb::arg("address"), nb::arg("outputs"),
+              nb::arg("counts"), nb::arg("dtype"), nb::arg("timeout_s"));
   session.def("gather", &call_gather, nb::arg("address"), nb::arg("count"), nb::arg("dtype"),
               nb::arg("outputs"), nb::arg("root"), nb::arg("timeout_s"));
   session.def("scatter", &call_scatter, nb::arg("inputs"), nb::arg("address"), nb::arg("count"),

@@ -49,6 +49,14 @@ class Session:
     def all_gather(
         self, address: int, count: int, dtype: int, outputs: Sequence[int], timeout_s: float
     ) -> None: ...
+    def all_gather_uneven(
+        self,
+        address: int,
+        outputs: Sequence[int],
+        counts: Sequence[int],
+        dtype: int,
+        timeout_s: float,
+    ) -> None: ...
     def gather(
         self,
         address: int,

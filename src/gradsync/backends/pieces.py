@@ -42,7 +42,11 @@ def _reduce(session: _native.Session, call: Call) -> None:
 
 def _all_gather(session: _native.Session, call: Call) -> None:
     address, count, dtype, _ = call.buffer
-    session.all_gather(address, count, dtype, _addresses(call.outputs), call.timeout_s)
+    into, counts = _addresses(call.outputs), _counts(call.outputs)
+    if counts.count(count) == len(counts):
+        session.all_gather(address, count, dtype, into, call.timeout_s)
+    else:
+        session.all_gather_uneven(address, into, counts, dtype, call.timeout_s)
 
 
 def _gather(session: _native.Session, call: Call) -> None:

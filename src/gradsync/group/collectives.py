@@ -15,6 +15,7 @@ from gradsync.backends.work import DoneWork, Work
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
+from gradsync.group.reductions import Reduction
 from gradsync.group.world import is_non_member, resolve
 
 __all__ = [
@@ -77,7 +78,7 @@ def _work(async_op: bool, outputs: list[torch.Tensor]) -> Work | None:
 
 def all_reduce(
     tensor: torch.Tensor,
-    op: ReduceOp = ReduceOp.SUM,
+    op: Reduction = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -117,7 +118,7 @@ def broadcast(
 def reduce(
     tensor: torch.Tensor,
     dst: int | None = None,
-    op: ReduceOp = ReduceOp.SUM,
+    op: Reduction = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
@@ -196,7 +197,7 @@ def scatter(
 def reduce_scatter(
     output: torch.Tensor,
     input_list: list[torch.Tensor],
-    op: ReduceOp = ReduceOp.SUM,
+    op: Reduction = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -211,7 +212,7 @@ def reduce_scatter(
 def reduce_scatter_single(
     output: torch.Tensor,
     input: torch.Tensor,  # noqa: A002  (torch's name)
-    op: ReduceOp = ReduceOp.SUM,
+    op: Reduction = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:

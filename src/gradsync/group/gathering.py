@@ -35,12 +35,21 @@ class Gathering(Caller):
         tensor: torch.Tensor,
         timeout: Timeout | None = None,
     ) -> None:
-        """Fill ``outputs[r]`` with the tensor of rank ``r``; all have the same shape.
+        """Fill ``outputs[r]`` with the tensor of rank ``r``.
 
-        ``tensor`` may be this rank's own entry of ``outputs``.
+        The ranks' tensors may differ in shape; ``outputs[r]`` has that of rank ``r``. ``tensor``
+        may be this rank's own entry of ``outputs``.
         """
         buffer = view(tensor, "all_gather")
-        into = self._output_list("all_gather", outputs, tensor)
+        check_list(outputs, self._size, "all_gather", "outputs")
+        check_dtypes(outputs, tensor.dtype, "all_gather")
+        own = outputs[self._rank]
+        if own.shape != tensor.shape:
+            raise UsageError(
+                f"all_gather: the output of rank {self._rank}, this one, has the shape "
+                f"{tuple(own.shape)}, its tensor {tuple(tensor.shape)}"
+            )
+        into = tuple([output_view(output, "all_gather") for output in outputs])
         self.submit(Call(ALL_GATHER, buffer, self._limit(timeout), outputs=into))
         copy_all_back(outputs, into)
 
@@ -74,7 +83,10 @@ class Gathering(Caller):
         into: tuple[Buffer, ...] = ()
         if self._belongs_to_root("gather", "outputs", outputs, root):
             assert outputs is not None
-            into = self._output_list("gather", outputs, tensor)
+            check_list(outputs, self._size, "gather", "outputs")
+            check_dtypes(outputs, tensor.dtype, "gather")
+            check_shapes(outputs, tensor.shape, "gather")
+            into = tuple([output_view(output, "gather") for output in outputs])
         limit = self._limit(timeout)
         self.submit(Call(GATHER, buffer, limit, ReduceOp.SUM, root, outputs=into))
         copy_all_back(outputs or (), into)
@@ -102,14 +114,6 @@ class Gathering(Caller):
         limit = self._limit(timeout)
         self.submit(Call(SCATTER, buffer, limit, ReduceOp.SUM, root, inputs=given))
         copy_back(tensor, buffer)
-
-    def _output_list(
-        self, op_name: str, outputs: Sequence[torch.Tensor], tensor: torch.Tensor
-    ) -> tuple[Buffer, ...]:
-        check_list(outputs, self._size, op_name, "outputs")
-        check_dtypes(outputs, tensor.dtype, op_name)
-        check_shapes(outputs, tensor.shape, op_name)
-        return tuple([output_view(output, op_name) for output in outputs])
 
     def _belongs_to_root(self, op_name: str, what: str, given: object, root: int) -> bool:
         """Return whether this rank is the root; raise when it gave a list and is not, or not."""

@@ -16,12 +16,13 @@ from gradsync.backends.work import DoneWork, Work
 from gradsync.base.deadline import Timeout, seconds
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
-from gradsync.group.buffers import copy_back, output_view
+from gradsync.group.buffers import copy_back, output_view, view
 from gradsync.group.exchanging import Exchanging
 from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
 from gradsync.group.members import Members
 from gradsync.group.reducing import Reducing
+from gradsync.group.reductions import Reduction, find_reduction, scaled
 
 __all__ = ["ProcessGroup"]
 
@@ -107,16 +108,18 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
     def all_reduce(
         self,
         tensor: torch.Tensor,
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors element by element; every rank gets the result in place."""
         buffer = output_view(tensor, "all_reduce")
-        kind = op if op.__class__ is ReduceOp else ReduceOp(op)
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            buffer = view(scaled(tensor, factor, "all_reduce"), "all_reduce")
         self.submit(Call(ALL_REDUCE, buffer, self._limit(timeout), kind))
         copy_back(tensor, buffer)
 
-    def all_reduce_async(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Work:
+    def all_reduce_async(self, tensor: torch.Tensor, op: Reduction = ReduceOp.SUM) -> Work:
         """Like ``all_reduce``, returning a handle; the call is carried out before this returns."""
         self.all_reduce(tensor, op)
         return DoneWork([tensor])

@@ -20,6 +20,7 @@ from gradsync.group.buffers import (
     view,
 )
 from gradsync.group.caller import Caller
+from gradsync.group.reductions import Reduction, find_reduction, scaled
 
 __all__ = ["Reducing"]
 
@@ -31,13 +32,16 @@ class Reducing(Caller):
         self,
         tensor: torch.Tensor,
         root: int,
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors; rank ``root`` gets the result, others keep theirs."""
         self._check_root("reduce", root)
         buffer = view(tensor, "reduce")
-        self.submit(Call(REDUCE, buffer, self._limit(timeout), ReduceOp(op), root))
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            buffer = view(scaled(tensor, factor, "reduce"), "reduce")
+        self.submit(Call(REDUCE, buffer, self._limit(timeout), kind, root))
         if self._rank == root:
             copy_back(tensor, buffer)
 
@@ -45,7 +49,7 @@ class Reducing(Caller):
         self,
         output: torch.Tensor,
         inputs: Sequence[torch.Tensor],
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' ``inputs`` one by one; rank ``r`` gets the result of ``inputs[r]``.
@@ -57,16 +61,19 @@ class Reducing(Caller):
         buffer = output_view(output, "reduce_scatter")
         check_dtypes(inputs, output.dtype, "reduce_scatter")
         check_shapes(inputs[self._rank : self._rank + 1], output.shape, "reduce_scatter")
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            inputs = [scaled(piece, factor, "reduce_scatter") for piece in inputs]
         given = tuple([view(piece, "reduce_scatter") for piece in inputs])
         limit = self._limit(timeout)
-        self.submit(Call(REDUCE_SCATTER, buffer, limit, ReduceOp(op), inputs=given))
+        self.submit(Call(REDUCE_SCATTER, buffer, limit, kind, inputs=given))
         copy_back(output, buffer)
 
     def reduce_scatter_single(
         self,
         output: torch.Tensor,
         tensor: torch.Tensor,
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors; each rank gets its part of the result along dimension 0.
@@ -75,8 +82,11 @@ class Reducing(Caller):
         """
         self._check_stacked("reduce_scatter_single", tensor, output, ("the input", "the output"))
         buffer = output_view(output, "reduce_scatter_single")
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            tensor = scaled(tensor, factor, "reduce_scatter_single")
         whole = view(tensor, "reduce_scatter_single")
         given = parts(whole, [buffer.numel] * self._size, tensor.element_size())
         limit = self._limit(timeout)
-        self.submit(Call(REDUCE_SCATTER, buffer, limit, ReduceOp(op), inputs=given))
+        self.submit(Call(REDUCE_SCATTER, buffer, limit, kind, inputs=given))
         copy_back(output, buffer)
