@@ -77,12 +77,17 @@ _HOMES = {
 }
 """Where each public name lives, by module of this package."""
 
+_PACKAGES = ("nn",)
+"""Packages that are reached as attributes of this one."""
+
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_HOME_OF)]
+__all__ = ["__version__", *sorted([*_HOME_OF, *_PACKAGES])]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"gradsync.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'gradsync' has no attribute {name!r}")

@@ -1,5 +1,6 @@
 """The public names, for type checkers; ``__init__.py`` loads them on first use."""
 
+from gradsync import nn as nn
 from gradsync.base.dtypes import ReduceOp as ReduceOp
 from gradsync.errors import AbortedError as AbortedError
 from gradsync.errors import BackendUnavailable as BackendUnavailable
