@@ -51,8 +51,8 @@ def cases(size: int, rank: int) -> dict:
     """Name → function of a rank's vector of ``3 * size`` numbers."""
     f, ops = functional, dist.ReduceOp
     lengths = [2 * size + 1, *[1] * (size - 1)]
-    sent = [(rank + to) % 3 for to in range(size)]
-    received = [(sender + rank) % 3 for sender in range(size)]
+    sent = [(2 * rank + to) % 3 for to in range(size)]
+    received = [(2 * sender + rank) % 3 for sender in range(size)]
 
     def exchanged(x):
         whole = x[: sum(sent)]

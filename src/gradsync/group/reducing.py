@@ -8,19 +8,20 @@ import torch
 
 from gradsync.backends.call import Call
 from gradsync.backends.ops import REDUCE, REDUCE_SCATTER
+from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.base.dtypes import ReduceOp
 from gradsync.group.buffers import (
     check_dtypes,
     check_list,
     check_shapes,
-    copy_back,
     output_view,
     parts,
     view,
 )
 from gradsync.group.caller import Caller
 from gradsync.group.reductions import Reduction, find_reduction, scaled
+from gradsync.group.work import Prepared
 
 __all__ = ["Reducing"]
 
@@ -36,14 +37,32 @@ class Reducing(Caller):
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors; rank ``root`` gets the result, others keep theirs."""
+        self._carry_out(self._reduce(tensor, root, op, timeout))
+
+    def reduce_async(
+        self,
+        tensor: torch.Tensor,
+        root: int,
+        op: Reduction = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``reduce`` and return its handle."""
+        return self._start(self._reduce(tensor, root, op, timeout))
+
+    def _reduce(
+        self,
+        tensor: torch.Tensor,
+        root: int,
+        op: Reduction,
+        timeout: Timeout | None,
+    ) -> Prepared:
         self._check_root("reduce", root)
         buffer = view(tensor, "reduce")
         kind, factor = find_reduction(op)
         if factor is not None:
             buffer = view(scaled(tensor, factor, "reduce"), "reduce")
-        self.submit(Call(REDUCE, buffer, self._limit(timeout), kind, root))
-        if self._rank == root:
-            copy_back(tensor, buffer)
+        call = Call(REDUCE, buffer, self._limit(timeout), kind, root)
+        return Prepared(call, [tensor], ((tensor, buffer),) if self._rank == root else ())
 
     def reduce_scatter(
         self,
@@ -57,6 +76,25 @@ class Reducing(Caller):
         They may differ in shape from each other, but not from rank to rank. ``output`` may be this
         rank's own entry of ``inputs``; the inputs are not written to otherwise.
         """
+        self._carry_out(self._reduce_scatter(output, inputs, op, timeout))
+
+    def reduce_scatter_async(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        op: Reduction = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``reduce_scatter`` and return its handle."""
+        return self._start(self._reduce_scatter(output, inputs, op, timeout))
+
+    def _reduce_scatter(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        op: Reduction,
+        timeout: Timeout | None,
+    ) -> Prepared:
         check_list(inputs, self._size, "reduce_scatter", "inputs")
         buffer = output_view(output, "reduce_scatter")
         check_dtypes(inputs, output.dtype, "reduce_scatter")
@@ -66,8 +104,8 @@ class Reducing(Caller):
             inputs = [scaled(piece, factor, "reduce_scatter") for piece in inputs]
         given = tuple([view(piece, "reduce_scatter") for piece in inputs])
         limit = self._limit(timeout)
-        self.submit(Call(REDUCE_SCATTER, buffer, limit, kind, inputs=given))
-        copy_back(output, buffer)
+        call = Call(REDUCE_SCATTER, buffer, limit, kind, inputs=given)
+        return Prepared(call, [output], ((output, buffer),))
 
     def reduce_scatter_single(
         self,
@@ -80,6 +118,25 @@ class Reducing(Caller):
 
         ``output`` may be this rank's own part of ``tensor``.
         """
+        self._carry_out(self._reduce_scatter_single(output, tensor, op, timeout))
+
+    def reduce_scatter_single_async(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        op: Reduction = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``reduce_scatter_single`` and return its handle."""
+        return self._start(self._reduce_scatter_single(output, tensor, op, timeout))
+
+    def _reduce_scatter_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        op: Reduction,
+        timeout: Timeout | None,
+    ) -> Prepared:
         self._check_stacked("reduce_scatter_single", tensor, output, ("the input", "the output"))
         buffer = output_view(output, "reduce_scatter_single")
         kind, factor = find_reduction(op)
@@ -88,5 +145,5 @@ class Reducing(Caller):
         whole = view(tensor, "reduce_scatter_single")
         given = parts(whole, [buffer.numel] * self._size, tensor.element_size())
         limit = self._limit(timeout)
-        self.submit(Call(REDUCE_SCATTER, buffer, limit, kind, inputs=given))
-        copy_back(output, buffer)
+        call = Call(REDUCE_SCATTER, buffer, limit, kind, inputs=given)
+        return Prepared(call, [output], ((output, buffer),))
