@@ -17,6 +17,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "base.dtypes": ("ReduceOp",),
     "errors": tuple(errors.__all__),
+    "group.coalescing": (
+        "_broadcast_coalesced",
+        "_coalescing_manager",
+        "all_gather_coalesced",
+        "all_reduce_coalesced",
+        "coalescing_manager",
+        "reduce_scatter_coalesced",
+    ),
     "group.collectives": (
         "all_gather",
         "all_gather_into_tensor",

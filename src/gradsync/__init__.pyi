@@ -18,6 +18,12 @@ from gradsync.errors import RendezvousError as RendezvousError
 from gradsync.errors import StoreConnectionError as StoreConnectionError
 from gradsync.errors import StoreTimeout as StoreTimeout
 from gradsync.errors import UsageError as UsageError
+from gradsync.group.coalescing import _broadcast_coalesced as _broadcast_coalesced
+from gradsync.group.coalescing import _coalescing_manager as _coalescing_manager
+from gradsync.group.coalescing import all_gather_coalesced as all_gather_coalesced
+from gradsync.group.coalescing import all_reduce_coalesced as all_reduce_coalesced
+from gradsync.group.coalescing import coalescing_manager as coalescing_manager
+from gradsync.group.coalescing import reduce_scatter_coalesced as reduce_scatter_coalesced
 from gradsync.group.collectives import all_gather as all_gather
 from gradsync.group.collectives import all_gather_into_tensor as all_gather_into_tensor
 from gradsync.group.collectives import all_gather_single as all_gather_single

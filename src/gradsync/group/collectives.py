@@ -91,6 +91,8 @@ def all_reduce(
     where = member_group("all_reduce", group)
     if where is None:
         return None
+    if where.capture is not None and where.capture.is_mine():
+        return where.capture.add("all_reduce", (tensor,), op, async_op)
     if async_op:
         return where.all_reduce_async(tensor, op)
     where.all_reduce(tensor, op)
@@ -160,6 +162,8 @@ def all_gather_single(
     where = member_group("all_gather_single", group)
     if where is None:
         return None
+    if where.capture is not None and where.capture.is_mine():
+        return where.capture.add("all_gather_single", (output, input), None, async_op)
     if async_op:
         return where.all_gather_single_async(output, input)
     where.all_gather_single(output, input)
@@ -232,6 +236,8 @@ def reduce_scatter_single(
     where = member_group("reduce_scatter_single", group)
     if where is None:
         return None
+    if where.capture is not None and where.capture.is_mine():
+        return where.capture.add("reduce_scatter_single", (output, input), op, async_op)
     if async_op:
         return where.reduce_scatter_single_async(output, input, op)
     where.reduce_scatter_single(output, input, op)

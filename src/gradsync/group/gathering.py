@@ -88,7 +88,7 @@ class Gathering(Caller):
     def _all_gather_single(
         self, output: torch.Tensor, tensor: torch.Tensor, timeout: Timeout | None
     ) -> Prepared:
-        self._check_stacked("all_gather_single", output, tensor, ("the output", "the input"))
+        self.check_stacked("all_gather_single", output, tensor, ("the output", "the input"))
         buffer = view(tensor, "all_gather_single")
         whole = output_view(output, "all_gather_single")
         into = parts(whole, [buffer.numel] * self._size, tensor.element_size())

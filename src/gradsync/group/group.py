@@ -12,18 +12,20 @@ import torch
 from gradsync.backends.backend import Backend
 from gradsync.backends.call import NO_BUFFER, Call
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
-from gradsync.backends.work import Work
+from gradsync.backends.work import DoneWork, Work
 from gradsync.base.deadline import Timeout, seconds
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.buffers import copy_back, output_view, view
+from gradsync.group.capture import Capture
 from gradsync.group.exchanging import Exchanging
 from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
 from gradsync.group.members import Members
 from gradsync.group.reducing import Reducing
 from gradsync.group.reductions import Reduction, find_reduction, scaled
-from gradsync.group.work import Prepared
+from gradsync.group.sparse import all_reduce_sparse, is_sparse
+from gradsync.group.work import GroupWork, Prepared
 
 __all__ = ["ProcessGroup"]
 
@@ -53,6 +55,8 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
         self._on_close = on_close
         self._owner = os.getpid()
         self.hooks = Hooks()
+        self.capture: Capture | None = None
+        """Where an open ``coalescing_manager`` puts the calls that it puts off."""
         self.children: list[ProcessGroup] = []
         """Sub-groups, when this is a world."""
         self.made: Counter[tuple[int, ...]] = Counter()
@@ -113,6 +117,9 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors element by element; every rank gets the result in place."""
+        if is_sparse(tensor):
+            all_reduce_sparse(self, tensor, op, timeout)
+            return
         buffer = output_view(tensor, "all_reduce")
         kind, factor = find_reduction(op)
         if factor is not None:
@@ -139,7 +146,10 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
         op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> Work:
-        """Start ``all_reduce`` and return its handle."""
+        """Start ``all_reduce`` and return its handle; sparse tensors are reduced before."""
+        if is_sparse(tensor):
+            all_reduce_sparse(self, tensor, op, timeout)
+            return GroupWork(DoneWork([]), [tensor], ())
         buffer = output_view(tensor, "all_reduce")
         kind, factor = find_reduction(op)
         if factor is not None:

@@ -137,7 +137,7 @@ class Reducing(Caller):
         op: Reduction,
         timeout: Timeout | None,
     ) -> Prepared:
-        self._check_stacked("reduce_scatter_single", tensor, output, ("the input", "the output"))
+        self.check_stacked("reduce_scatter_single", tensor, output, ("the input", "the output"))
         buffer = output_view(output, "reduce_scatter_single")
         kind, factor = find_reduction(op)
         if factor is not None:
