@@ -24,13 +24,14 @@ from gradsync.group.hooks import Hooks
 from gradsync.group.members import Members
 from gradsync.group.reducing import Reducing
 from gradsync.group.reductions import Reduction, find_reduction, scaled
+from gradsync.group.sharing import Sharing
 from gradsync.group.sparse import all_reduce_sparse, is_sparse
 from gradsync.group.work import GroupWork, Prepared
 
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup(Gathering, Reducing, Exchanging):
+class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
     """Ranks that call collectives together.
 
     Every rank must make the same calls in the same order. A call that cannot be carried out raises
