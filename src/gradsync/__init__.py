@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "backends.work": ("Work",),
     "base.dtypes": ("ReduceOp",),
+    "device_mesh.mesh": ("DeviceMesh", "init_device_mesh"),
     "errors": tuple(errors.__all__),
     "group.coalescing": (
         "_broadcast_coalesced",
@@ -87,7 +88,7 @@ _HOMES = {
 }
 """Where each public name lives, by module of this package."""
 
-_PACKAGES = ("nn",)
+_PACKAGES = ("device_mesh", "nn")
 """Packages that are reached as attributes of this one."""
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

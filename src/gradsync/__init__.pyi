@@ -1,8 +1,11 @@
 """The public names, for type checkers; ``__init__.py`` loads them on first use."""
 
+from gradsync import device_mesh as device_mesh
 from gradsync import nn as nn
 from gradsync.backends.work import Work as Work
 from gradsync.base.dtypes import ReduceOp as ReduceOp
+from gradsync.device_mesh.mesh import DeviceMesh as DeviceMesh
+from gradsync.device_mesh.mesh import init_device_mesh as init_device_mesh
 from gradsync.errors import AbortedError as AbortedError
 from gradsync.errors import BackendUnavailable as BackendUnavailable
 from gradsync.errors import CollectiveTimeout as CollectiveTimeout
