@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gradsync.errors import UsageError
 
-__all__ = ["DTYPE_NAMES", "DTYPE_NUMBERS", "PremulSum", "ReduceOp"]
+__all__ = ["DTYPE_NAMES", "DTYPE_NUMBERS", "PremulSum", "ReduceOp", "reduce_op"]
 
 DTYPE_NAMES = (
     "float64",
@@ -66,3 +66,7 @@ class ReduceOp(IntEnum):
         if self is not ReduceOp.PREMUL_SUM:
             raise UsageError(f"only PREMUL_SUM takes a factor, {self.name} was given {factor!r}")
         return PremulSum(factor)
+
+
+reduce_op = ReduceOp
+"""An old name of torch's."""

@@ -153,20 +153,20 @@ def all_gather(
 
 
 def all_gather_single(
-    output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002  (torch's name)
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Fill ``output`` with the ranks' ``input`` one after the other along dimension 0."""
+    """Fill the output with the ranks' inputs one after the other along dimension 0."""
     where = member_group("all_gather_single", group)
     if where is None:
         return None
     if where.capture is not None and where.capture.is_mine():
-        return where.capture.add("all_gather_single", (output, input), None, async_op)
+        return where.capture.add("all_gather_single", (output_tensor, input_tensor), None, async_op)
     if async_op:
-        return where.all_gather_single_async(output, input)
-    where.all_gather_single(output, input)
+        return where.all_gather_single_async(output_tensor, input_tensor)
+    where.all_gather_single(output_tensor, input_tensor)
     return None
 
 
@@ -287,6 +287,8 @@ def barrier(
     timeout: timedelta | None = None,
 ) -> Work | None:
     """Wait until every rank of the group has come here; ``device_ids`` is of no use on CPUs."""
+    if device_ids is not None and not isinstance(device_ids, list):
+        raise TypeError(f"barrier: device_ids is a list of numbers, got {device_ids!r}")
     where = member_group("barrier", group)
     if where is None:
         return None

@@ -9,7 +9,7 @@ import torch
 from gradsync.base.dtypes import PremulSum, ReduceOp
 from gradsync.errors import UsageError
 
-__all__ = ["Reduction", "find_reduction", "scaled"]
+__all__ = ["Reduction", "find_reduction", "scaled", "supports_complex"]
 
 Reduction: TypeAlias = ReduceOp | PremulSum
 """What collectives take as ``op``; names, numbers and torch's own values are understood too."""
@@ -46,6 +46,16 @@ def _named(op: Any) -> tuple[ReduceOp, Any]:
             return ReduceOp[name], getattr(op, "factor", None) if name == "PREMUL_SUM" else None
     wrong = UsageError if isinstance(op, str | int) else TypeError
     raise wrong(f"op must be a ReduceOp ({', '.join(ReduceOp.__members__)}), got {op!r}")
+
+
+def supports_complex(reduceOp: Any) -> bool:  # noqa: N803  (torch's name)
+    """Return whether complex tensors can be reduced so.
+
+    >>> supports_complex("sum"), supports_complex(ReduceOp.MAX)
+    (True, False)
+    """
+    kind = ReduceOp.PREMUL_SUM if isinstance(reduceOp, PremulSum) else _named(reduceOp)[0]
+    return kind in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
 
 
 def scaled(tensor: torch.Tensor, factor: Any, op_name: str) -> torch.Tensor:
