@@ -89,6 +89,15 @@ class Session:
         timeout_s: float,
         asynchronous: bool = False,
     ) -> Pending | None: ...
+    def all_gather_uneven(
+        self,
+        address: int,
+        outputs: Sequence[int],
+        counts: Sequence[int],
+        dtype: int,
+        timeout_s: float,
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def gather(
         self,
         address: int,
