@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "algo/algorithm.h"
+#include "algo/board.h"
 #include "common/fork.h"
 #include "memory/arena.h"
 #include "memory/handoff.h"
 #include "memory/segment.h"
 #include "session/queue.h"
 #include "sync/team.h"
+#include "sync/whereabouts.h"
 
 namespace gradsync {
 
@@ -60,6 +62,8 @@ class Session {
                 Deadline deadline);
   Status all_gather(const std::byte* input, std::size_t count, Dtype dtype,
                     std::span<std::byte* const> outputs, Deadline deadline);
+  Status all_gather_uneven(const std::byte* input, const Pieces<std::byte>& outputs, Dtype dtype,
+                           Deadline deadline);
   Status gather(const std::byte* input, std::size_t count, Dtype dtype,
                 std::span<std::byte* const> outputs, int root, Deadline deadline);
   Status scatter(std::span<const std::byte* const> inputs, std::byte* output, std::size_t count,
@@ -69,6 +73,11 @@ class Session {
                         Reduce reduce, Deadline deadline);
   Status all_to_all(const Pieces<const std::byte>& inputs, const Pieces<std::byte>& outputs,
                     Dtype dtype, Deadline deadline);
+
+  // A board over buckets in the arena, the same on all ranks; see algo/board.h. A collective.
+  Status make_board(std::span<std::byte* const> buckets, std::vector<BucketShape> shapes,
+                    Deadline deadline, std::unique_ptr<Board>& out);
+  Status finish(Board& board, Deadline deadline);
 
   // Hands in a call (one of the above) to be carried out after those before it.
   std::shared_ptr<Ticket> post(Queue::Call call);
@@ -84,6 +93,21 @@ class Session {
   }
   std::vector<RankReport> report() const;
 
+  // The group's name, for messages.
+  const std::string& name() const { return team_.name(); }
+  void set_name(const std::string& name) { team_.set_name(name); }
+  // What every rank was doing when a call failed, as far as they could still say; the present state
+  // when none has.
+  std::vector<RankReport> findings() const { return findings_.empty() ? report() : findings_; }
+  // For a sub-group: questions go through its world, where its ranks are `places`.
+  void ask_through(const Session& world, const std::vector<int>& places);
+  // For the thread that answers a world's questions. The number of the next one, 0 at the end.
+  std::uint32_t next_question() { return answerer_.next(); }
+  void answer(std::uint32_t question, const std::string& text) { answerer_.answer(question, text); }
+  void stop_answering() {
+    if (is_ours()) answerer_.stop();
+  }
+
  private:
   // False in a forked child, which must neither use the group nor say goodbye in its parent's name.
   bool is_ours() const { return fork_generation() == opened_in_; }
@@ -96,6 +120,9 @@ class Session {
   Status guarded(Call& call);
   Status not_ours() const;
 
+  // Finds out what the others are doing, before the failure of a call is reported.
+  void look_into(const Status& status);
+
   Status check_root(int root) const;
   // A list with an entry for each rank, or an empty one where the rank needs none.
   Status check_list(const char* what, std::size_t entries, bool needed = true) const;
@@ -105,8 +132,12 @@ class Session {
   int arena_rank_;
   Team team_;
   Staging staging_;
+  Answerer answerer_;
+  Whereabouts whereabouts_;
+  std::vector<RankReport> findings_;
   std::uint64_t opened_in_ = fork_generation();
-  Status broken_;  // written and read by whoever has the turn
+  std::uint32_t boards_ = 0;  // made so far
+  Status broken_;             // written and read by whoever has the turn
   Queue queue_;
 };
 

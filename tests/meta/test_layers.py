@@ -19,7 +19,9 @@ MAY_IMPORT = {
     "rendezvous": BASE | {"stores"},
     "backends": BASE | {"stores", "_native"},
     "group": BASE | {"backends", "stores"},
+    "nn": BASE | {"group"},
     "session": BASE | {"stores", "rendezvous", "backends", "group"},
+    "device_mesh": BASE | {"group", "session"},
     "launch": BASE | {"stores", "rendezvous", "_native"},
     "cli": BASE | {"launch"},
     "__main__": {"cli"},
@@ -28,10 +30,11 @@ MAY_IMPORT = {
     "testing": BASE | {"stores", "rendezvous", "backends", "group", "session", "launch", "_native"},
     # The package's front door names everything and imports it on first use.
     "__init__": BASE
-    | {"stores", "rendezvous", "backends", "group", "session", "launch", "torch_backend"},
+    | {"stores", "rendezvous", "backends", "group", "nn", "session", "device_mesh", "launch"}
+    | {"torch_backend"},
 }
 
-MAY_IMPORT_TORCH = {"group", "session", "testing", "torch_backend"}
+MAY_IMPORT_TORCH = {"device_mesh", "group", "nn", "session", "testing", "torch_backend"}
 # Adapters to torch's own stores import it when they are called.
 TORCH_INSIDE_FUNCTIONS = {"stores/torch_store.py", "rendezvous/resolve.py"}
 
@@ -111,7 +114,7 @@ NATIVE_MAY_INCLUDE = {
     "algo": {"common", "memory", "sync", "reduce"},
     "session": {"common", "memory", "sync", "reduce", "algo"},
     "store": {"common"},
-    "bindings": {"common", "session", "store"},
+    "bindings": {"common", "reduce", "session", "store"},
     "tests": {"common", "memory", "sync", "reduce", "algo", "session", "store"},
 }
 

@@ -18,7 +18,9 @@ from gradsync.errors import UsageError
 
 __all__ = ["Wanted", "flat", "listed", "nested", "only", "reduce_op"]
 
-_REDUCE_OPS = {getattr(dist.ReduceOp, op.name): op for op in ReduceOp}
+_REDUCE_OPS = {
+    getattr(dist.ReduceOp, op.name): op for op in ReduceOp if op is not ReduceOp.PREMUL_SUM
+}
 
 
 class Wanted:
@@ -54,18 +56,13 @@ class Wanted:
         self.root = getattr(options, "rootRank", 0)
 
 
-def reduce_op(op: Any) -> ReduceOp:
-    """Return gradsync's name of one of torch's reductions.
+def reduce_op(op: Any) -> Any:
+    """Return gradsync's name of one of torch's reductions; a scaled sum stays what it is.
 
     >>> reduce_op(dist.ReduceOp.MAX)
     <ReduceOp.MAX: 4>
     """
-    if op is None:
-        return ReduceOp.SUM
-    found = _REDUCE_OPS.get(getattr(op, "op", op))
-    if found is None:
-        raise UsageError(f"gradsync has no reduction {op}; it has {[o.name for o in ReduceOp]}")
-    return found
+    return ReduceOp.SUM if op is None else _REDUCE_OPS.get(getattr(op, "op", op), op)
 
 
 def listed(tensors: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:

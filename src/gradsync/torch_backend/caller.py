@@ -36,6 +36,7 @@ class Caller(_TorchGroup):  # type: ignore[misc]
         """The group of gradsync that carries the calls out."""
         self._store = store
         self._timeout = timeout
+        self._new_timeout: timedelta | None = None
         self._calls = 0
         self._coalesced: list[TorchWork] | None = None
         self._name = self._description = ""
@@ -68,7 +69,8 @@ class Caller(_TorchGroup):  # type: ignore[misc]
     def _submit(
         self, name: str, wanted: Wanted, outputs: Tensors, arguments: tuple[Any, ...]
     ) -> TorchWork:
-        limit = self._timeout if wanted.timeout is None else wanted.timeout
+        # None is the limit that the group was made with, and the group's quickest way.
+        limit = self._new_timeout if wanted.timeout is None else wanted.timeout
         try:
             if wanted.asynchronous:
                 start = getattr(self.group, name + "_async")
@@ -142,7 +144,7 @@ class Caller(_TorchGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the limit of calls that have none of their own."""
-        self._timeout = timeout
+        self._timeout = self._new_timeout = timeout
         super().set_timeout(timeout)
 
     def abort(self) -> None:

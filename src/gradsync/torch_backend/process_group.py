@@ -13,14 +13,10 @@ from typing import Any
 
 import torch
 
-from gradsync.base.dtypes import ReduceOp
-from gradsync.errors import DistError
 from gradsync.torch_backend.arguments import Wanted, flat, listed, nested, only, reduce_op
 from gradsync.torch_backend.caller import Caller
-from gradsync.torch_backend.failures import torch_error
 from gradsync.torch_backend.monitored import monitored_barrier
-from gradsync.torch_backend.sparse import all_reduce_sparse
-from gradsync.torch_backend.work import Done, TorchWork
+from gradsync.torch_backend.work import TorchWork
 
 __all__ = ["TorchProcessGroup"]
 
@@ -40,10 +36,7 @@ class TorchProcessGroup(Caller):
         if self._elsewhere(tensor):
             return super().allreduce([tensor], *given, **named)
         wanted = Wanted(*given, **named)
-        op = reduce_op(wanted.op)
-        if tensor.layout is not torch.strided:
-            return self._all_reduce_sparse(tensor, op, wanted)
-        return self._call("all_reduce", wanted, [tensor], tensor, op)
+        return self._call("all_reduce", wanted, [tensor], tensor, reduce_op(wanted.op))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], *given: Any) -> TorchWork:
         """Combine several tensors over the ranks."""
@@ -245,11 +238,3 @@ class TorchProcessGroup(Caller):
     def _reduce_scatter_single(self, output: Tensor, tensor: Tensor, wanted: Wanted) -> TorchWork:
         op = reduce_op(wanted.op)
         return self._call("reduce_scatter_single", wanted, [output], flat(output), flat(tensor), op)
-
-    def _all_reduce_sparse(self, tensor: Tensor, op: ReduceOp, wanted: Wanted) -> TorchWork:
-        limit = self._timeout if wanted.timeout is None else wanted.timeout
-        try:
-            all_reduce_sparse(self.group, tensor, op, limit)
-        except DistError as error:
-            raise torch_error(error) from error
-        return Done([tensor])
