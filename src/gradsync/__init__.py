@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "backends.work": ("Work",),
+    "backends.registry": ("Backend", "BackendConfig"),
     "base.dtypes": ("ReduceOp",),
     "errors": tuple(errors.__all__),
     "group.collectives": (
@@ -35,6 +36,7 @@ _HOMES = {
         "scatter",
     ),
     "group.group": ("ProcessGroup",),
+    "group.monitored": ("monitored_barrier",),
     "group.objects": (
         "all_gather_object",
         "broadcast_object_list",
@@ -44,10 +46,23 @@ _HOMES = {
     "group.shared": ("shared_empty", "shared_like", "shared_zeros"),
     "launch.spawn": ("spawn",),
     "rendezvous.meeting": ("register_rendezvous_handler", "rendezvous"),
-    "session.lifecycle": ("destroy_process_group", "init_process_group"),
+    "session.debug": (
+        "DebugLevel",
+        "get_debug_level",
+        "set_debug_level",
+        "set_debug_level_from_env",
+    ),
+    "session.lifecycle": (
+        "abort_process_group",
+        "create_world",
+        "destroy_process_group",
+        "init_process_group",
+    ),
     "session.queries": (
         "GroupMember",
         "get_backend",
+        "get_backend_config",
+        "get_default_backend_for_device",
         "get_global_rank",
         "get_group_rank",
         "get_node_local_rank",

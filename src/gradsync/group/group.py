@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
@@ -13,9 +14,10 @@ from gradsync.backends.backend import Backend
 from gradsync.backends.call import NO_BUFFER, Call
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
 from gradsync.backends.work import Work
-from gradsync.base.deadline import Timeout, seconds
+from gradsync.base.deadline import Timeout, limit_of
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
+from gradsync.group.board import BucketBoard
 from gradsync.group.buffers import copy_back, output_view
 from gradsync.group.exchanging import Exchanging
 from gradsync.group.gathering import Gathering
@@ -50,6 +52,10 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         self._rank = members.rank
         self._size = len(members.ranks)
         self._timeout_s = timeout_s
+        self.backend_config = f"cpu:{backend.name}"
+        """Which backend serves which kind of device."""
+        self.parent: weakref.ref[ProcessGroup] | None = None
+        """The world of a sub-group."""
         self._on_close = on_close
         self._owner = os.getpid()
         self.hooks = Hooks()
@@ -77,6 +83,10 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         if self._backend is None:
             raise UsageError(f"the group {self.group_name!r} has been destroyed")
         return self._backend
+
+    def is_closed(self) -> bool:
+        """Return whether the group has been destroyed."""
+        return self._backend is None
 
     # -- the waist --------------------------------------------------------------------------------
 
@@ -142,6 +152,18 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         call = Call(ALL_REDUCE, buffer, self._limit(timeout), ReduceOp(op))
         return self._start(Prepared(call, [tensor], ((tensor, buffer),)))
 
+    def bucket_board(
+        self,
+        buckets: Sequence[torch.Tensor],
+        parts: Sequence[int],
+        timeout: Timeout | None = None,
+    ) -> BucketBoard:
+        """Set up a board for gradient buckets made by ``shared_empty``; a collective.
+
+        ``parts`` says how many parameters each bucket holds.
+        """
+        return BucketBoard(self.backend, self.hooks, buckets, parts, self._limit(timeout))
+
     # -- end of life ------------------------------------------------------------------------------
 
     def abort(self, reason: str = "abort() was called") -> None:
@@ -169,7 +191,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         self._on_close = None
 
     def _limit(self, timeout: Timeout | None) -> float:
-        return self._timeout_s if timeout is None else seconds(timeout)
+        return self._timeout_s if timeout is None else limit_of(timeout)
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name!r} rank {self._rank} of {self._size}>"

@@ -7,17 +7,23 @@ import sys
 import traceback
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
+from gradsync.group.group import ProcessGroup
 from gradsync.group.world import default_group, replace_default_group
 
 __all__ = ["watch_for_the_end"]
 
 
-def watch_for_the_end() -> None:
+def watch_for_the_end(group: ProcessGroup | None = None) -> None:
     """Make this process say goodbye when it ends, with the traceback of what ended it.
+
+    It leaves the default group, and ``group`` if that is another one.
 
     Once in a process: hooks that others put on top of ours call us, and must not be called by us.
     """
+    if group is not None:
+        _other_groups.add(group)
     if not _previous_hooks:
         _previous_hooks.append(sys.excepthook)
         sys.excepthook = _say_what_went_wrong
@@ -25,21 +31,26 @@ def watch_for_the_end() -> None:
 
 
 _previous_hooks: list[Any] = []
+_other_groups: WeakSet[ProcessGroup] = WeakSet()
+
+
+def _groups() -> list[ProcessGroup]:
+    default = default_group()
+    return list({*_other_groups, *([] if default is None else [default])})
 
 
 def _say_what_went_wrong(
     kind: type[BaseException], error: BaseException, where: TracebackType | None
 ) -> None:
     try:
-        group = default_group()
-        if group is not None:
-            group.leave("".join(traceback.format_exception(kind, error, where)).rstrip())
+        note = "".join(traceback.format_exception(kind, error, where)).rstrip()
+        for group in _groups():
+            group.leave(note)
     finally:
         _previous_hooks[0](kind, error, where)
 
 
 def _say_goodbye() -> None:
-    group = default_group()
-    if group is not None:
+    for group in _groups():
         group.close()
-        replace_default_group(None)
+    replace_default_group(None)

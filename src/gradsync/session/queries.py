@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from gradsync.backends.registry import Backend, BackendConfig, engine_of
 from gradsync.config import environment
-from gradsync.errors import UsageError
+from gradsync.errors import BackendUnavailable, UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import NON_GROUP_MEMBER, default_group, is_non_member, resolve
 
 __all__ = [
     "GroupMember",
     "get_backend",
+    "get_backend_config",
+    "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
@@ -27,8 +32,6 @@ __all__ = [
     "is_ucc_available",
     "is_xccl_available",
 ]
-
-_AVAILABLE = ("shm", "gradsync", "threads")
 
 
 class _LiveWorld(type):
@@ -61,6 +64,26 @@ def get_world_size(group: ProcessGroup | int | None = None) -> int:
 def get_backend(group: ProcessGroup | int | None = None) -> str:
     """Return the name of the group's backend."""
     return resolve(group).name()
+
+
+def get_backend_config(group: ProcessGroup | int | None = None) -> str:
+    """Return which backend of the group serves which kind of device.
+
+    >>> import gradsync
+    >>> gradsync.init_process_group("cpu:shm")
+    >>> gradsync.get_backend_config(), gradsync.get_backend()
+    ('cpu:shm', 'shm')
+    >>> gradsync.destroy_process_group()
+    """
+    return resolve(group).backend_config
+
+
+def get_default_backend_for_device(device: Any) -> str:
+    """Return the backend that groups use for tensors on a device."""
+    kind = str(getattr(device, "type", device)).split(":")[0]
+    if kind not in Backend.default_device_backend_map:
+        raise UsageError(f"there is no default backend for the device {device!r}")
+    return Backend.default_device_backend_map[kind]
 
 
 def get_process_group_ranks(group: ProcessGroup | int | None = None) -> list[int]:
@@ -107,10 +130,14 @@ def is_available() -> bool:
 def is_backend_available(backend: str) -> bool:
     """Return whether gradsync can form groups on a backend.
 
-    >>> is_backend_available("shm"), is_backend_available("nccl")
-    (True, False)
+    >>> is_backend_available("shm"), is_backend_available("cpu:shm"), is_backend_available("nccl")
+    (True, True, False)
     """
-    return backend.lower() in _AVAILABLE
+    try:
+        engine_of(BackendConfig(backend))
+    except (BackendUnavailable, UsageError):
+        return False
+    return True
 
 
 def is_gloo_available() -> bool:

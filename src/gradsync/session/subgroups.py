@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
-from gradsync.base.deadline import Deadline, Timeout, seconds
+from gradsync.backends.registry import BackendConfig, engine_of
+from gradsync.base.deadline import Deadline, Timeout, limit_of
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.members import Members
 from gradsync.group.world import NON_GROUP_MEMBER, resolve
-from gradsync.session.lifecycle import DEFAULT_GROUP_TIMEOUT, form_group
+from gradsync.session.lifecycle import DEFAULT_GROUP_TIMEOUT, check_device, form_group
 
 __all__ = ["new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"]
 
@@ -19,9 +21,13 @@ def new_group(
     ranks: Sequence[int] | None = None,
     timeout: Timeout | None = None,
     backend: str | None = None,
+    pg_options: Any = None,
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
+    device_id: Any = None,
     sort_ranks: bool = True,
+    *,
+    world: ProcessGroup | None = None,
 ) -> ProcessGroup | int | None:
     """Form a group of some ranks of the world.
 
@@ -31,25 +37,29 @@ def new_group(
 
     Args:
         ranks: world ranks; all of them when None.
-        timeout: limit of its calls; 30 minutes.
-        backend: None or the world's backend.
+        timeout: limit of its calls; 30 minutes, zero for none.
+        backend: None for the world's, or a name as for ``init_process_group``.
+        pg_options: handed to a registered backend of the extended kind.
         use_local_synchronization: only members call.
         group_desc: what the group is for.
+        device_id: for torch's sake; there is nothing to bind.
         sort_ranks: rank in the group by rank in the world; otherwise in the order given.
+        world: one made by ``create_world``; the default group unless given.
     """
-    world = resolve(None)
+    world = resolve(world)
     store = world.members.store
     if store is None:
         raise UsageError("ranks that are threads have no sub-groups")
-    if backend is not None and backend.lower() not in (world.name(), "gradsync"):
-        raise UsageError(f"the world runs on {world.name()!r}; a sub-group cannot on {backend!r}")
+    config = BackendConfig(world.backend_config if backend is None else backend)
+    engine_of(config)  # a mistake here shall be one on all ranks, members or not
+    check_device(device_id)
     chosen = _check(world, ranks)
     if sort_ranks:
         chosen = sorted(chosen)
     name = _name(world, tuple(chosen) if use_local_synchronization else ())
     if world.rank() not in chosen:
         return None if use_local_synchronization else NON_GROUP_MEMBER
-    limit_s = seconds(DEFAULT_GROUP_TIMEOUT if timeout is None else timeout)
+    limit_s = limit_of(DEFAULT_GROUP_TIMEOUT if timeout is None else timeout)
     group = form_group(
         Members(
             name=name,
@@ -63,9 +73,16 @@ def new_group(
         Deadline(limit_s),
         limit_s,
         world=world,
+        config=config,
+        options=pg_options,
     )
     world.children.append(group)
     return group
+
+
+def _world_of(group: ProcessGroup) -> ProcessGroup:
+    world = None if group.parent is None else group.parent()
+    return group if world is None else world
 
 
 def _check(world: ProcessGroup, ranks: Sequence[int] | None) -> list[int]:
@@ -95,6 +112,7 @@ def new_subgroups(
     group: ProcessGroup | None = None,
     timeout: Timeout | None = None,
     backend: str | None = None,
+    pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int | None]]:
     """Cut a group (the world unless given) into groups of ``group_size`` consecutive ranks.
@@ -109,13 +127,14 @@ def new_subgroups(
         )
     ranks = parent.members.ranks
     lists = [list(ranks[at : at + group_size]) for at in range(0, len(ranks), group_size)]
-    return new_subgroups_by_enumeration(lists, timeout, backend, group_desc)
+    return _each(lists, timeout, backend, pg_options, group_desc, _world_of(parent))
 
 
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: Timeout | None = None,
     backend: str | None = None,
+    pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int | None]]:
     """Form one group for each list of world ranks; no rank may be in two.
@@ -123,13 +142,27 @@ def new_subgroups_by_enumeration(
     Returns the caller's group (None when it is in no list) and all of them in order.
     """
     lists = [list(ranks) for ranks in ranks_per_subgroup_list]
+    return _each(lists, timeout, backend, pg_options, group_desc, None)
+
+
+def _each(
+    lists: list[list[int]],
+    timeout: Timeout | None,
+    backend: str | None,
+    pg_options: Any,
+    group_desc: str | None,
+    world: ProcessGroup | None,
+) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int | None]]:
     if not lists:
         raise UsageError("new_subgroups_by_enumeration needs at least one list of ranks")
     everyone = sorted(rank for ranks in lists for rank in ranks)
     twice = [a for a, b in pairwise(everyone) if a == b]
     if twice:  # found before any group is made
         raise UsageError(f"rank {twice[0]} is in more than one sub-group: {lists}")
-    groups = [new_group(ranks, timeout, backend, group_desc=group_desc) for ranks in lists]
+    groups = [
+        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc, world=world)
+        for ranks in lists
+    ]
     mine = next((g for g in groups if isinstance(g, ProcessGroup)), None)
     return mine, groups
 
@@ -138,6 +171,7 @@ def split_group(
     parent_pg: ProcessGroup | None = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
     timeout: Timeout | None = None,
+    pg_options: Any = None,
     group_desc: str | None = None,
 ) -> ProcessGroup | None:
     """Split a group by lists of *its* ranks; only its members call. None to who is in no list."""
@@ -150,5 +184,12 @@ def split_group(
     if not mine:
         return None
     ranks = [parent.members.world_rank(rank) for rank in mine[0]]
-    group = new_group(ranks, timeout, use_local_synchronization=True, group_desc=group_desc)
+    group = new_group(
+        ranks,
+        timeout,
+        pg_options=pg_options,
+        use_local_synchronization=True,
+        group_desc=group_desc,
+        world=_world_of(parent),
+    )
     return group if isinstance(group, ProcessGroup) else None
