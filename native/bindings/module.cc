@@ -9,5 +9,6 @@ NB_MODULE(_native, module) {
   gradsync::bind_status(module);
   gradsync::bind_site(module);
   gradsync::bind_session(module);
+  gradsync::bind_lane(module);
   gradsync::bind_store(module);
 }

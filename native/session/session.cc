@@ -288,6 +288,16 @@ Status Session::all_gather(const std::byte* input, std::size_t count, Dtype dtyp
   });
 }
 
+Status Session::all_gather_uneven(const std::byte* input, const Pieces<std::byte>& outputs,
+                                  Dtype dtype, Deadline deadline) {
+  return run(deadline, [&] {
+    Status status = check_list("outputs", outputs.data.size());
+    if (status.ok()) status = check_list("counts", outputs.counts.size());
+    if (!status.ok()) return status;
+    return gradsync::all_gather_uneven(team_, staging_, input, outputs, dtype, deadline);
+  });
+}
+
 Status Session::gather(const std::byte* input, std::size_t count, Dtype dtype,
                        std::span<std::byte* const> outputs, int root, Deadline deadline) {
   return run(deadline, [&] {

@@ -62,6 +62,8 @@ class Session {
                 Deadline deadline);
   Status all_gather(const std::byte* input, std::size_t count, Dtype dtype,
                     std::span<std::byte* const> outputs, Deadline deadline);
+  Status all_gather_uneven(const std::byte* input, const Pieces<std::byte>& outputs, Dtype dtype,
+                           Deadline deadline);
   Status gather(const std::byte* input, std::size_t count, Dtype dtype,
                 std::span<std::byte* const> outputs, int root, Deadline deadline);
   Status scatter(std::span<const std::byte* const> inputs, std::byte* output, std::size_t count,

@@ -187,8 +187,8 @@ Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline, const Mea
     const Deadline limit = deadline.counted_from(last_move(peer));
     if (limit.expired()) return timed_out(step);
     if (interrupted()) return interrupted_status();
-    wait_goes_on(step, limit);
     if (meanwhile && meanwhile()) continue;
+    wait_goes_on(step, limit);
     theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = theirs.progress.load(std::memory_order_seq_cst);
     if (!reached(seen, step)) {

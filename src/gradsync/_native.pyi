@@ -1,7 +1,7 @@
 """The native core as Python sees it; ``tests/meta/test_stub.py`` compares it with the extension."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 class StatusError(RuntimeError):
     """A failure inside the native core; ``args`` is ``(code, message, ranks)``."""
@@ -89,6 +89,15 @@ class Session:
         timeout_s: float,
         asynchronous: bool = False,
     ) -> Pending | None: ...
+    def all_gather_uneven(
+        self,
+        address: int,
+        outputs: Sequence[int],
+        counts: Sequence[int],
+        dtype: int,
+        timeout_s: float,
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def gather(
         self,
         address: int,
@@ -155,6 +164,36 @@ def tell_of_long_waits(
     after_s: float,
     callback: Callable[[str, int, int, int, int, int, list[int], float, str], object],
 ) -> None: ...
+
+class Lane:
+    """The short way for synchronous calls on plain tensors.
+
+    Each method returns whether the call was carried out; if not, the ordinary way does it or says
+    what is wrong. With hooks in ``before`` or ``after`` none is.
+    """
+
+    @overload
+    def __init__(self) -> None: ...
+    @overload
+    def __init__(
+        self,
+        session: Session,
+        timeout_s: float,
+        before: list[Any],
+        after: list[Any],
+        tensor_type: type,
+        exchange_table: object,
+    ) -> None: ...
+    def barrier(self) -> bool: ...
+    def all_reduce(self, tensor: object, op: object, /) -> bool: ...
+    def broadcast(self, tensor: object, root: int, /) -> bool: ...
+    def reduce(self, tensor: object, root: int, op: object, /) -> bool: ...
+    def all_gather(self, outputs: object, tensor: object, /) -> bool: ...
+    def all_gather_single(self, output: object, tensor: object, /) -> bool: ...
+    def gather(self, tensor: object, outputs: object, root: int, /) -> bool: ...
+    def scatter(self, tensor: object, inputs: object, root: int, /) -> bool: ...
+    def reduce_scatter_single(self, output: object, tensor: object, op: object, /) -> bool: ...
+    def all_to_all_single(self, output: object, tensor: object, /) -> bool: ...
 
 class Board:
     """Buckets of gradients in shared memory, averaged while the ranks compute."""

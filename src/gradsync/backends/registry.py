@@ -130,7 +130,7 @@ class BackendConfig:
         self._map: dict[str, str] = {}
         if name == Backend.UNDEFINED:
             self._map["cpu"] = Backend.default_device_backend_map["cpu"]
-        elif ":" not in name:
+        elif name and ":" not in name:
             self._map.update(dict.fromkeys(Backend.backend_capability.get(name, ["cpu"]), name))
         else:
             self._parse(name)
@@ -144,7 +144,7 @@ class BackendConfig:
                     f"'cpu:shm', got {text!r}"
                 )
             if device in self._map:
-                raise UsageError(f"the device {device!r} is there twice in {text!r}")
+                raise UsageError(f"{device!r} is there twice in the device:backend pairs {text!r}")
             self._map[device] = rest[0]
 
     def get_device_backend_map(self) -> dict[str, str]:

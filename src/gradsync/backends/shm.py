@@ -75,6 +75,11 @@ class ShmBackend:
         # What asynchronous calls work on must live as long as they do, whoever drops their handles.
         self._in_flight: deque[tuple[_native.Pending, Call]] = deque()
 
+    @property
+    def session(self) -> _native.Session:
+        """What carries the calls out, for a lane past this object."""
+        return self._session
+
     @classmethod
     def open(cls, bootstrap: Bootstrap) -> ShmBackend:
         """Meet the other ranks in shared memory; all of them must be on this host."""

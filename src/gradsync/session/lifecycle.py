@@ -19,7 +19,7 @@ from gradsync.errors import DistError, UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.members import Members
 from gradsync.group.world import default_group, is_non_member, replace_default_group, resolve
-from gradsync.rendezvous.meeting import meet
+from gradsync.rendezvous.meeting import Meeting, meet
 from gradsync.session.debug import get_debug_level, tell, watch_group
 from gradsync.session.ending import watch_for_the_end
 from gradsync.stores.prefix import PrefixStore
@@ -31,12 +31,15 @@ __all__ = [
     "abort_process_group",
     "check_device",
     "create_world",
+    "default_pg_timeout",
     "destroy_process_group",
     "form_group",
     "init_process_group",
 ]
 
 DEFAULT_GROUP_TIMEOUT = timedelta(minutes=30)
+default_pg_timeout = DEFAULT_GROUP_TIMEOUT
+"""torch's name of it."""
 
 
 def init_process_group(
@@ -106,8 +109,8 @@ def create_world(
     """Meet other ranks and return the group of all of them; the default group is not touched.
 
     A process may be in any number of worlds, each with its own ranks, at the same time. Arguments
-    are those of ``init_process_group``. ``new_group(..., world=group)`` makes sub-groups of it, and
-    ``destroy_process_group(group)`` (or ``group.close()``) ends it.
+    are those of ``init_process_group``. ``split_group`` and ``new_subgroups`` cut sub-groups out,
+    and ``destroy_process_group(group)`` (or ``group.close()``) ends it.
 
     >>> import gradsync
     >>> world = gradsync.create_world(world_size=1)
@@ -132,6 +135,14 @@ def create_world(
         store=store,
         timeout=None if math.isinf(limit_s) else limit_s,
     )
+    group = _form_world(meeting, deadline, limit_s, config, pg_options)
+    watch_for_the_end(group)
+    return group
+
+
+def _form_world(
+    meeting: Meeting, deadline: Deadline, limit_s: float, config: BackendConfig, options: Any
+) -> ProcessGroup:
     members = Members(
         name="world",
         description="default_pg",
@@ -141,20 +152,18 @@ def create_world(
         store=meeting.store,
     )
     try:
-        group = form_group(
+        return form_group(
             members,
             meeting.store,
             deadline,
             limit_s,
             on_close=meeting.leave,
             config=config,
-            options=pg_options,
+            options=options,
         )
     except BaseException:
         meeting.leave()
         raise
-    watch_for_the_end(group)
-    return group
 
 
 def check_device(device_id: Any) -> None:

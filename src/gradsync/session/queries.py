@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gradsync.backends.registry import Backend, BackendConfig, engine_of
 from gradsync.config import environment
 from gradsync.errors import BackendUnavailable, UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import NON_GROUP_MEMBER, default_group, is_non_member, resolve
+from gradsync.stores.store import Store
 
 __all__ = [
     "GroupMember",
+    "_get_default_group",
+    "_get_default_store",
     "get_backend",
     "get_backend_config",
     "get_default_backend_for_device",
@@ -78,12 +79,25 @@ def get_backend_config(group: ProcessGroup | int | None = None) -> str:
     return resolve(group).backend_config
 
 
-def get_default_backend_for_device(device: Any) -> str:
-    """Return the backend that groups use for tensors on a device."""
-    kind = str(getattr(device, "type", device)).split(":")[0]
+def get_default_backend_for_device(device: object) -> str:
+    """Return the backend that groups use for tensors on a device.
+
+    >>> get_default_backend_for_device("cpu")
+    'shm'
+    """
+    kind = getattr(device, "type", str(device).partition(":")[0])
     if kind not in Backend.default_device_backend_map:
-        raise UsageError(f"there is no default backend for the device {device!r}")
+        there = ", ".join(map(repr, Backend.default_device_backend_map))
+        raise UsageError(f"there is no backend for {device!r}; there is one for {there}")
     return Backend.default_device_backend_map[kind]
+
+
+def _get_default_group() -> ProcessGroup:
+    return resolve(None)
+
+
+def _get_default_store() -> Store | None:
+    return resolve(None).members.store
 
 
 def get_process_group_ranks(group: ProcessGroup | int | None = None) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradsync.backends.registry import BackendConfig, engine_of
 from gradsync.base.deadline import Deadline, Timeout, limit_of
@@ -26,8 +26,6 @@ def new_group(
     group_desc: str | None = None,
     device_id: Any = None,
     sort_ranks: bool = True,
-    *,
-    world: ProcessGroup | None = None,
 ) -> ProcessGroup | int | None:
     """Form a group of some ranks of the world.
 
@@ -44,26 +42,44 @@ def new_group(
         group_desc: what the group is for.
         device_id: for torch's sake; there is nothing to bind.
         sort_ranks: rank in the group by rank in the world; otherwise in the order given.
-        world: one made by ``create_world``; the default group unless given.
     """
-    world = resolve(world)
+    check_device(device_id)
+    wish = _Wish(timeout, backend, pg_options, group_desc)
+    return _form(resolve(None), ranks, wish, use_local_synchronization, sort_ranks)
+
+
+class _Wish(NamedTuple):
+    """What a sub-group shall be like."""
+
+    timeout: Timeout | None
+    backend: str | None
+    pg_options: Any
+    group_desc: str | None
+
+
+def _form(
+    world: ProcessGroup,
+    ranks: Sequence[int] | None,
+    wish: _Wish,
+    members_only: bool = False,
+    sort_ranks: bool = True,
+) -> ProcessGroup | int | None:
     store = world.members.store
     if store is None:
         raise UsageError("ranks that are threads have no sub-groups")
-    config = BackendConfig(world.backend_config if backend is None else backend)
+    config = BackendConfig(world.backend_config if wish.backend is None else wish.backend)
     engine_of(config)  # a mistake here shall be one on all ranks, members or not
-    check_device(device_id)
     chosen = _check(world, ranks)
     if sort_ranks:
         chosen = sorted(chosen)
-    name = _name(world, tuple(chosen) if use_local_synchronization else ())
+    name = _name(world, tuple(chosen) if members_only else ())
     if world.rank() not in chosen:
-        return None if use_local_synchronization else NON_GROUP_MEMBER
-    limit_s = limit_of(DEFAULT_GROUP_TIMEOUT if timeout is None else timeout)
+        return None if members_only else NON_GROUP_MEMBER
+    limit_s = limit_of(DEFAULT_GROUP_TIMEOUT if wish.timeout is None else wish.timeout)
     group = form_group(
         Members(
             name=name,
-            description=group_desc or "undefined",
+            description=wish.group_desc or "undefined",
             ranks=tuple(chosen),
             rank=chosen.index(world.rank()),
             evidence=tuple(world.members.evidence[rank] for rank in chosen),
@@ -74,7 +90,7 @@ def new_group(
         limit_s,
         world=world,
         config=config,
-        options=pg_options,
+        options=wish.pg_options,
     )
     world.children.append(group)
     return group
@@ -127,7 +143,7 @@ def new_subgroups(
         )
     ranks = parent.members.ranks
     lists = [list(ranks[at : at + group_size]) for at in range(0, len(ranks), group_size)]
-    return _each(lists, timeout, backend, pg_options, group_desc, _world_of(parent))
+    return _each(_world_of(parent), lists, _Wish(timeout, backend, pg_options, group_desc))
 
 
 def new_subgroups_by_enumeration(
@@ -142,16 +158,11 @@ def new_subgroups_by_enumeration(
     Returns the caller's group (None when it is in no list) and all of them in order.
     """
     lists = [list(ranks) for ranks in ranks_per_subgroup_list]
-    return _each(lists, timeout, backend, pg_options, group_desc, None)
+    return _each(resolve(None), lists, _Wish(timeout, backend, pg_options, group_desc))
 
 
 def _each(
-    lists: list[list[int]],
-    timeout: Timeout | None,
-    backend: str | None,
-    pg_options: Any,
-    group_desc: str | None,
-    world: ProcessGroup | None,
+    world: ProcessGroup, lists: list[list[int]], wish: _Wish
 ) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int | None]]:
     if not lists:
         raise UsageError("new_subgroups_by_enumeration needs at least one list of ranks")
@@ -159,10 +170,7 @@ def _each(
     twice = [a for a, b in pairwise(everyone) if a == b]
     if twice:  # found before any group is made
         raise UsageError(f"rank {twice[0]} is in more than one sub-group: {lists}")
-    groups = [
-        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc, world=world)
-        for ranks in lists
-    ]
+    groups = [_form(world, ranks, wish) for ranks in lists]
     mine = next((g for g in groups if isinstance(g, ProcessGroup)), None)
     return mine, groups
 
@@ -173,6 +181,7 @@ def split_group(
     timeout: Timeout | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
+    backend: str | None = None,
 ) -> ProcessGroup | None:
     """Split a group by lists of *its* ranks; only its members call. None to who is in no list."""
     parent = resolve(parent_pg)
@@ -184,12 +193,6 @@ def split_group(
     if not mine:
         return None
     ranks = [parent.members.world_rank(rank) for rank in mine[0]]
-    group = new_group(
-        ranks,
-        timeout,
-        pg_options=pg_options,
-        use_local_synchronization=True,
-        group_desc=group_desc,
-        world=_world_of(parent),
-    )
+    wish = _Wish(timeout, backend, pg_options, group_desc)
+    group = _form(_world_of(parent), ranks, wish, members_only=True)
     return group if isinstance(group, ProcessGroup) else None
