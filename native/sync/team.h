@@ -68,6 +68,15 @@ class Team {
   Status wait_for(int peer, std::uint64_t step, Deadline deadline);
   Status wait_for_all(std::uint64_t step, Deadline deadline);
 
+  // For waits that are not for steps. The ranks that left, failed or died; one poll(2) for all.
+  std::vector<int> departed() const;
+  bool has_left(int peer) const {
+    return slot(peer).presence.load(std::memory_order_acquire) == Presence::left;
+  }
+  // Why a rank that is no longer there is not.
+  Status why_gone(int peer) const;
+  const Patience& patience() const { return patience_; }
+
   Announcement announced_by(int peer) const;
   RankReport report(int peer) const;
 
