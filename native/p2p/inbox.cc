@@ -32,9 +32,9 @@ Inbox::Inbox(int rank, std::vector<Inlet> inlets, Ended& ended) : rank_(rank), e
 
 void Inbox::post(const RequestPtr& request) {
   const Transfer& wanted = request->transfer();
-  const auto found = std::find_if(
-      unexpected_.begin(), unexpected_.end(),
-      [&](const MessagePtr& m) { return fits(wanted, m->source, m->header.tag); });
+  const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const MessagePtr& m) {
+    return fits(wanted, m->source, m->header.tag);
+  });
   if (found == unexpected_.end()) {
     posted_.push_back(request);
     return;
@@ -156,9 +156,9 @@ bool Inbox::begin(Line& line, int source) {
 
 void Inbox::arrive(Line& line, std::size_t available) {
   Message& message = *line.current;
-  const std::size_t bytes = std::min(
-      {available, static_cast<std::size_t>(message.header.bytes) - message.arrived,
-       line.capacity / 4});
+  const std::size_t bytes =
+      std::min({available, static_cast<std::size_t>(message.header.bytes) - message.arrived,
+                line.capacity / 4});
   line.ring.read(message.target() + message.arrived, bytes);
   message.arrived += bytes;
   if (message.complete()) line.ring.skip_to(message.end);
@@ -255,7 +255,7 @@ void Inbox::fail(int peer, const Status& status) {
 
 std::size_t Inbox::unfinished() const {
   std::size_t count = posted_.size();
-  for (const Line& line : lines_) count += line.current && line.current->receive ? 1 : 0;
+  for (const Line& line : lines_) count += line.current && line.current->receive ? 1U : 0U;
   return count;
 }
 

@@ -1,9 +1,10 @@
 // A rank's receives, and the messages that nobody has asked for yet.
 //
 // A message belongs to the first receive, in the order of posting, that names its source (or any)
-// and its tag; a receive takes the first such message, in the order of arrival. While somebody waits
-// for another message of the same sender, those that come before it are moved to memory of our own,
-// so the order of tags never matters. Otherwise they stay in the ring, and the sender waits.
+// and its tag; a receive takes the first such message, in the order of arrival. While somebody
+// waits for another message of the same sender, those that come before it are moved to memory of
+// our own, so the order of tags never matters. Otherwise they stay in the ring, and the sender
+// waits.
 #pragma once
 
 #include <cstddef>
@@ -71,9 +72,9 @@ class Inbox {
     std::uint64_t tag, sent, expected;
   };
   struct Line : Inlet {
-    MessagePtr current;              // being read
-    std::deque<Refusal> refusals;    // to be told, one after the other
-    bool closed = false;             // the sender is gone
+    MessagePtr current;            // being read
+    std::deque<Refusal> refusals;  // to be told, one after the other
+    bool closed = false;           // the sender is gone
   };
 
   bool is_awaited(int source) const;
@@ -90,7 +91,7 @@ class Inbox {
 
   int rank_;
   std::vector<Line> lines_;
-  std::list<RequestPtr> posted_;       // in the order of posting
+  std::list<RequestPtr> posted_;      // in the order of posting
   std::list<MessagePtr> unexpected_;  // in the order of arrival
   std::uint64_t own_messages_ = 0;
   Ended& ended_;

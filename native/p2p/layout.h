@@ -1,7 +1,7 @@
-// What messages need of a group's shared memory, after the staging space: one doorbell per rank, the
-// words of one ring per ordered pair of ranks, and the rings themselves. Zeroed memory is a valid
-// beginning. A ring's own pages are reserved by its sender when it first uses them, so a group that
-// sends no messages pays for the words only.
+// What messages need of a group's shared memory, after the staging space: one doorbell per rank,
+// the words of one ring per ordered pair of ranks, and the rings themselves. Zeroed memory is a
+// valid beginning. A ring's own pages are reserved by its sender when it first uses them, so a
+// group that sends no messages pays for the words only.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct alignas(cache_line) Doorbell {
 struct RingWords {
   // Written by the sender.
   alignas(cache_line) std::atomic<std::uint64_t> head{0};
-  std::atomic<std::uint64_t> given_up{0};      // the message whose rest never comes; set before head
+  std::atomic<std::uint64_t> given_up{0};  // the message whose rest never comes; set before head
   std::atomic<std::uint64_t> acknowledged{0};  // the refusal that it has seen
   std::atomic<std::uint32_t> wants_room{0};    // it waits; the receiver clears this and rings
   // Written by the receiver.
@@ -48,14 +48,15 @@ struct MessageHeader {
 static_assert(sizeof(MessageHeader) == 32);
 static_assert(sizeof(RingWords) == 2 * cache_line);
 
-// 64 KiB let sender and receiver work on different halves in the second-level cache. In large groups
-// a rank's rings share 1 MiB, so that with the staging space it stays below 4 MB.
+// 64 KiB let sender and receiver work on different halves in the second-level cache. In large
+// groups a rank's rings share 1 MiB, so that with the staging space it stays below 4 MB.
 inline constexpr std::size_t ring_bytes(std::size_t ranks) {
   constexpr std::size_t most = 64 * 1024, all = 1024 * 1024;
   return std::bit_floor(std::clamp(all / ranks, page_bytes, most));
 }
 
-// Where things are, counted from the beginning of the messages' part, which is on a page of its own.
+// Where things are, counted from the beginning of the messages' part, which is on a page of its
+// own.
 struct MailLayout {
   std::size_t ranks;
 

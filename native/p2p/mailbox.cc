@@ -58,10 +58,10 @@ Status destroyed(int rank) {
 Mailbox::Mailbox(Team& team, std::shared_ptr<Segment> segment, std::size_t offset)
     : team_(team),
       segment_(std::move(segment)),
-      bell_(std::launder(reinterpret_cast<Doorbell*>(
-          segment_->data() + offset +
-          MailLayout{static_cast<std::size_t>(team.size())}.doorbell(
-              static_cast<std::size_t>(team.rank()))))),
+      bell_(std::launder(
+          reinterpret_cast<Doorbell*>(segment_->data() + offset +
+                                      MailLayout{static_cast<std::size_t>(team.size())}.doorbell(
+                                          static_cast<std::size_t>(team.rank()))))),
       inbox_(team.rank(), inlets(*segment_, offset, team.rank(), team.size()), ended_),
       outbox_(outlets(segment_, offset, team.rank(), team.size()), ended_),
       lost_(static_cast<std::size_t>(team.size())) {}
@@ -331,9 +331,8 @@ void Mailbox::end_hopeless_receives() {
   for (const RequestPtr& request : all()) {
     const Transfer& transfer = request->transfer();
     if (transfer.is_send) continue;
-    const Status& why = transfer.peer == any_source
-                            ? hopeless
-                            : lost_[static_cast<std::size_t>(transfer.peer)];
+    const Status& why =
+        transfer.peer == any_source ? hopeless : lost_[static_cast<std::size_t>(transfer.peer)];
     if (!why.ok()) cancel(request, why);
   }
 }
@@ -345,11 +344,11 @@ Status Mailbox::late(const Request& request) const {
     const bool meant = transfer.peer == any_source ? peer != team_.rank() : peer == transfer.peer;
     if (meant && lost_[static_cast<std::size_t>(peer)].ok()) missing.push_back(peer);
   }
-  const std::string text =
-      transfer.is_send
-          ? std::to_string(request.written) + " of " + std::to_string(transfer.extent.bytes()) +
-                " bytes could be written; the receiver takes nothing"
-          : "no such message came" + inbox_.others_waiting(transfer.peer);
+  const std::string text = transfer.is_send
+                               ? std::to_string(request.written) + " of " +
+                                     std::to_string(transfer.extent.bytes()) +
+                                     " bytes could be written; the receiver takes nothing"
+                               : "no such message came" + inbox_.others_waiting(transfer.peer);
   return Status::error(Code::timeout, text, std::move(missing));
 }
 

@@ -1,8 +1,8 @@
 // Messages of one rank: its sends and receives, who moves them, and what ends them early.
 //
-// Nothing here has a thread of its own until it must: whoever posts moves what can be moved at once,
-// and whoever waits moves everything while it waits. Only when requests are left that nobody waits
-// for, a worker sleeps on the doorbell and moves them; it ends with the mailbox.
+// Nothing here has a thread of its own until it must: whoever posts moves what can be moved at
+// once, and whoever waits moves everything while it waits. Only when requests are left that nobody
+// waits for, a worker sleeps on the doorbell and moves them; it ends with the mailbox.
 #pragma once
 
 #include <atomic>
@@ -94,7 +94,7 @@ class Mailbox {
   std::atomic<int> waiters_{0};
   std::atomic<std::uint64_t> waits_{0};  // begun so far
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> resting_{false};        // the worker sleeps on the word below
+  std::atomic<bool> resting_{false};  // the worker sleeps on the word below
   std::atomic<std::uint32_t> nudges_{0};
 };
 

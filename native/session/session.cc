@@ -41,12 +41,24 @@ void send_away(const std::vector<Guest>& guests, const Status& status) {
   }
 }
 
+// Messages come after what the team needs.
+std::size_t mail_offset(int ranks, std::size_t staging_bytes) {
+  return segment_bytes(static_cast<std::size_t>(ranks), staging_bytes);
+}
+
+Status make_segment(int ranks, std::size_t staging_bytes, Segment& out) {
+  const MailLayout mail{static_cast<std::size_t>(ranks)};
+  const std::size_t offset = mail_offset(ranks, staging_bytes);
+  return Segment::create(offset + mail.total_bytes(), offset + mail.reserved_bytes(), out);
+}
+
 }  // namespace
 
 Session::Session(std::shared_ptr<Segment> segment, int rank, int ranks, Liveness liveness)
     : segment_(std::move(segment)),
       team_(segment_->data(), rank, ranks, std::move(liveness)),
-      staging_(team_) {}
+      staging_(team_),
+      mail_(team_, segment_, mail_offset(ranks, team_.staging_bytes())) {}
 
 Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
                      Deadline deadline, std::unique_ptr<Session>& out) {
@@ -63,8 +75,7 @@ Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t stag
   if (status.ok()) status = lobby.gather(ranks, deadline, expected, guests);
   Segment segment;
   if (status.ok()) {
-    status =
-        Segment::create(segment_bytes(static_cast<std::size_t>(ranks), staging_bytes), segment);
+    status = make_segment(ranks, staging_bytes, segment);
   }
   std::vector<Fd> pidfds(static_cast<std::size_t>(ranks));
   if (status.ok()) status = open_pidfd(::getpid(), pidfds[0]);
@@ -129,8 +140,7 @@ Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, Deadl
 Status Session::local(int ranks, std::size_t staging_bytes,
                       std::vector<std::unique_ptr<Session>>& out) {
   const auto segment = std::make_shared<Segment>();
-  const Status status =
-      Segment::create(segment_bytes(static_cast<std::size_t>(ranks), staging_bytes), *segment);
+  const Status status = make_segment(ranks, staging_bytes, *segment);
   if (!status.ok()) return status;
   Team::format(segment->data(), ranks, staging_bytes);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -151,6 +161,7 @@ Session::~Session() {
 void Session::close(Deadline deadline) {
   if (!is_ours()) return;
   queue_.drain(deadline);
+  mail_.close(deadline);
   team_.cancel();
   queue_.close();
   leave("");

@@ -12,6 +12,7 @@
 #include "common/fork.h"
 #include "memory/handoff.h"
 #include "memory/segment.h"
+#include "p2p/mailbox.h"
 #include "session/queue.h"
 #include "sync/team.h"
 
@@ -64,6 +65,9 @@ class Session {
   Status all_to_all(const Pieces<const std::byte>& inputs, const Pieces<std::byte>& outputs,
                     Dtype dtype, Deadline deadline);
 
+  // Messages between two ranks, in any order with regard to the calls above.
+  Mailbox& mail() { return mail_; }
+
   // Hands in a call (one of the above) to be carried out after those before it.
   std::shared_ptr<Ticket> post(Queue::Call call);
   Status wait(Ticket& ticket, Deadline deadline) { return queue_.wait(ticket, deadline); }
@@ -100,6 +104,7 @@ class Session {
   std::uint64_t opened_in_ = fork_generation();
   Status broken_;  // written and read by whoever has the turn
   Queue queue_;
+  Mailbox mail_;
 };
 
 }  // namespace gradsync
