@@ -59,4 +59,7 @@ void bind_pending(nanobind::module_& module);
 // Calls that take one address per rank: bindings/pieces.cc.
 void bind_piece_calls(nanobind::class_<Session>& session);
 
+// Messages: bindings/mail.cc.
+void bind_mail(nanobind::module_& module, nanobind::class_<Session>& session);
+
 }  // namespace gradsync

@@ -51,7 +51,7 @@ static_assert(sizeof(RingWords) == 2 * cache_line);
 // 64 KiB let sender and receiver work on different halves in the second-level cache. In large
 // groups a rank's rings share 1 MiB, so that with the staging space it stays below 4 MB.
 inline constexpr std::size_t ring_bytes(std::size_t ranks) {
-  constexpr std::size_t most = 64 * 1024, all = 1024 * 1024;
+  constexpr std::size_t most = 256 * 1024, all = 1024 * 1024;
   return std::bit_floor(std::clamp(all / ranks, page_bytes, most));
 }
 

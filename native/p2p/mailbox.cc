@@ -16,6 +16,9 @@ namespace {
 // As in Team::wait_for: how often a sleeper looks whether its peers are still there.
 constexpr std::int64_t look_around_ns = 25'000'000;
 
+constexpr int least_spins = 50, most_spins = 100'000;
+constexpr std::chrono::microseconds long_yield{20};
+
 std::vector<Outbox::Outlet> outlets(const std::shared_ptr<Segment>& segment, std::size_t offset,
                                     int rank, int ranks) {
   const MailLayout layout{static_cast<std::size_t>(ranks)};
@@ -216,18 +219,27 @@ Status Mailbox::wait_here(Request& request, Deadline until) {
   }
 }
 
-bool Mailbox::spin(std::uint32_t seen, const Request& request) const {
+bool Mailbox::spin(std::uint32_t seen, const Request& request) {
   const auto news = [&] {
     return bell_->rings.load(std::memory_order_acquire) != seen || request.done();
   };
   const Patience patience = team_.patience();
-  for (int i = 0; i < patience.spins; ++i) {
-    if (news()) return true;
+  // Less and less while it is in vain: on a core that others want too, whoever sleeps is woken
+  // sooner than whoever has used up its share by spinning.
+  const int spins = std::min(patience.spins, spins_.load(std::memory_order_relaxed));
+  for (int i = 0; i < spins; ++i) {
+    if (news()) {
+      spins_.store(std::min(2 * spins + least_spins, most_spins), std::memory_order_relaxed);
+      return true;
+    }
     pause_briefly();
   }
+  spins_.store(std::max(spins / 2, least_spins), std::memory_order_relaxed);
   for (int i = 0; i < patience.yields; ++i) {
     if (news()) return true;
+    const auto start = Deadline::Clock::now();
     ::sched_yield();
+    if (Deadline::Clock::now() - start > long_yield) break;  // somebody else wants the core
   }
   return news();
 }

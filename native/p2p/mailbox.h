@@ -66,8 +66,8 @@ class Mailbox {
   // Without the lock: runs callbacks, and wakes threads whose requests were ended by this one.
   void tell(const std::vector<RequestPtr>& ended, int waiting);
   Status wait_here(Request& request, Deadline until);
-  // Each returns true when there may be news.
-  bool spin(std::uint32_t seen, const Request& request) const;
+  // Returns whether there may be news.
+  bool spin(std::uint32_t seen, const Request& request);
   void sleep(std::uint32_t seen, std::int64_t most_ns);
 
   // The worker: p2p/worker.cc.
@@ -92,6 +92,7 @@ class Mailbox {
 
   std::atomic<std::size_t> unfinished_{0};
   std::atomic<int> waiters_{0};
+  std::atomic<int> spins_{2000};  // that seem worth while
   std::atomic<std::uint64_t> waits_{0};  // begun so far
   std::atomic<bool> stopping_{false};
   std::atomic<bool> resting_{false};  // the worker sleeps on the word below

@@ -30,6 +30,14 @@ class Pending:
     def wait(self, timeout_s: float) -> bool: ...
     def on_done(self, callback: Callable[[], object]) -> None: ...
 
+class Request:
+    """A send or a receive that was posted."""
+
+    def done(self) -> bool: ...
+    def wait(self, timeout_s: float) -> bool: ...
+    def on_done(self, callback: Callable[[], object]) -> None: ...
+    def source(self) -> int: ...
+
 class Session:
     """A group in shared memory."""
 
@@ -124,6 +132,36 @@ class Session:
         timeout_s: float,
         asynchronous: bool = False,
     ) -> Pending | None: ...
+
+    # Messages; ``peer`` -1 receives from any rank. ``owner`` is kept until the request is over.
+    def send(
+        self, address: int, count: int, dtype: int, peer: int, tag: int, timeout_s: float, /
+    ) -> None: ...
+    def recv(
+        self, address: int, count: int, dtype: int, peer: int, tag: int, timeout_s: float, /
+    ) -> int: ...
+    def post_send(
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        peer: int,
+        tag: int,
+        timeout_s: float,
+        owner: object,
+        /,
+    ) -> Request: ...
+    def post_recv(
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        peer: int,
+        tag: int,
+        timeout_s: float,
+        owner: object,
+        /,
+    ) -> Request: ...
     def abort(self, reason: str) -> None: ...
     def leave(self, note: str) -> None: ...
     def report(self) -> list[tuple[int, int, int, int, int, int]]: ...

@@ -26,6 +26,7 @@ from gradsync.backends.translate import (
     forming_error,
     rank_states,
 )
+from gradsync.backends.transfers import run_transfer
 from gradsync.backends.work import DoneWork, Work
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import HostEvidence, is_dead, islands
@@ -77,6 +78,8 @@ class ShmBackend:
 
     def submit(self, call: Call) -> Work:
         """Carry out a call, or hand it in, and return its handle."""
+        if call.op.has_peer:
+            return run_transfer(self._session, call)
         if self._broken is not None:
             raise copy.copy(self._broken)
         op, buffer, timeout_s = call.op, call.buffer, call.timeout_s

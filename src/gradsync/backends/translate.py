@@ -21,7 +21,14 @@ from gradsync.errors import (
     UsageError,
 )
 
-__all__ = ["RankState", "broken_error", "call_error", "forming_error", "rank_states"]
+__all__ = [
+    "RankState",
+    "broken_error",
+    "call_error",
+    "forming_error",
+    "rank_states",
+    "transfer_error",
+]
 
 
 class RankState(NamedTuple):
@@ -124,6 +131,41 @@ def call_error(error: _native.StatusError, session: _native.Session, call: Call)
         ranks=ranks,
         timeout_s=timeout_s,
     )
+
+
+def transfer_error(error: _native.StatusError, session: _native.Session, call: Call) -> DistError:
+    """Return the exception for a message that could not be sent or received."""
+    code, detail, ranks = error.args
+    buffer, op = call.buffer, call.op.name
+    other = "any rank" if call.peer < 0 else f"rank {call.peer}"
+    what = f"{op}({DTYPE_NAMES[buffer.dtype]}[{buffer.numel}], tag {call.tag})"
+    way = "to" if op == "send" else "from"
+    here = f"{what} {way} {other} on rank {session.rank} of {session.size}"
+    if code == "invalid":
+        return UsageError(f"{here}: {detail}")
+    states = rank_states(session)
+    who = "; ".join(f"rank {r} (pid {states[r].pid}, {_last_call(states[r])})" for r in ranks)
+    kind: type[DistBackendError] = DistBackendError
+    message = f"{here}: {detail}"
+    if code == "timeout":
+        kind = CollectiveTimeout
+        message = f"{here} timed out after {call.timeout_s:g} s: {detail}. Waited for: {who}."
+    elif code == "peer_lost":
+        kind = PeerLostError
+        message = (
+            f"{here}: {_ranks(ranks)} on {socket.gethostname()} is gone ({detail}; "
+            f"{_last_call(states[ranks[0]])}). Look at that rank's own output for the cause."
+        )
+    elif code == "mismatch":
+        kind = MismatchError
+        message = (
+            f"{here}: {detail}. The message was dropped and nothing was written; both sides must "
+            f"give tensors of the same dtype and size."
+        )
+    elif code == "aborted":
+        kind = AbortedError
+        message = f"{here} was ended by {_ranks(ranks)}: {detail}"
+    return kind(message, op=op, rank=session.rank, ranks=ranks, timeout_s=call.timeout_s)
 
 
 def forming_error(error: _native.StatusError) -> DistError:
