@@ -92,7 +92,7 @@ class Mailbox {
 
   std::atomic<std::size_t> unfinished_{0};
   std::atomic<int> waiters_{0};
-  std::atomic<int> spins_{2000};  // that seem worth while
+  std::atomic<int> spins_{2000};         // that seem worth while
   std::atomic<std::uint64_t> waits_{0};  // begun so far
   std::atomic<bool> stopping_{false};
   std::atomic<bool> resting_{false};  // the worker sleeps on the word below

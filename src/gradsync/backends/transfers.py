@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from gradsync import _native
 from gradsync.backends.call import Call
 from gradsync.backends.ops import SEND
@@ -21,15 +23,16 @@ def run_transfer(session: _native.Session, call: Call) -> Work:
     Failures concern the message alone: the group can still be used.
     """
     address, count, dtype, owner = call.buffer
-    where = address, count, dtype, call.peer, call.tag, call.timeout_s
+    peer, tag, timeout_s = call.peer, call.tag, call.timeout_s
     try:
         if call.asynchronous:
             post = session.post_send if call.op is SEND else session.post_recv
-            return PostedWork(post(*where, owner), call, session)
+            request = post(address, count, dtype, peer, tag, timeout_s, owner)
+            return PostedWork(request, call, session)
         if call.op is SEND:
-            session.send(*where)
+            session.send(address, count, dtype, peer, tag, timeout_s)
             return _SENT
-        return ReceivedWork(session.recv(*where))
+        return _received(session.recv(address, count, dtype, peer, tag, timeout_s))
     except _native.StatusError as error:
         raise transfer_error(error, session, call) from None
 
@@ -46,6 +49,10 @@ class ReceivedWork(DoneWork):
     def source_rank(self) -> int:
         """Return which rank of the group the message came from."""
         return self._source
+
+
+# One handle for each sender: there is nothing else in it.
+_received = cache(ReceivedWork)
 
 
 class PostedWork(PendingWork):

@@ -23,19 +23,26 @@ NON_GROUP_MEMBER = -100
 """What a rank gets in place of a group that it is not in."""
 
 _default: ProcessGroup | None = None
-_of_thread = threading.local()
+
+
+class _OfThread(threading.local):
+    # A default in the class: asking a plain ``local`` for what it does not have costs 0.5 us.
+    group: ProcessGroup | None = None
+
+
+_of_thread = _OfThread()
 
 
 def default_group() -> ProcessGroup | None:
     """Return the calling thread's default group, None before ``init_process_group``."""
-    own: ProcessGroup | None = getattr(_of_thread, "group", None)
+    own = _of_thread.group
     return _default if own is None else own
 
 
 def replace_default_group(group: ProcessGroup | None) -> None:
     """Make ``group`` the default one; in a thread that is a rank, that thread's."""
     global _default
-    if getattr(_of_thread, "group", None) is not None:
+    if _of_thread.group is not None:
         _of_thread.group = group
     else:
         _default = group
