@@ -2,6 +2,7 @@
 // run calls on. Tensors come as addresses and counts; whoever calls keeps them alive.
 #include "bindings/session.h"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -22,11 +23,11 @@ class LobbyHandle {
   nb::bytes secret() const { return nb::bytes(lobby_.secret().data(), lobby_.secret().size()); }
 
   std::unique_ptr<Session> host(const std::vector<int>& pids, std::size_t staging_bytes,
-                                double timeout_s) {
+                                double timeout_s, const Session* world) {
     std::unique_ptr<Session> session;
     run_released([&] {
-      return Session::host(std::move(lobby_), pids, staging_bytes, Deadline::after(timeout_s),
-                           session);
+      return Session::host(std::move(lobby_), pids, staging_bytes, world,
+                           Deadline::after(timeout_s), session);
     });
     return session;
   }
@@ -39,7 +40,8 @@ class Link {
  public:
   explicit Link(const std::string& name) { raise_if_failed(reach_lobby(name, socket_)); }
 
-  std::unique_ptr<Session> join(const nb::bytes& secret, int rank, int ranks, double timeout_s) {
+  std::unique_ptr<Session> join(const nb::bytes& secret, int rank, int ranks, double timeout_s,
+                                const Session* world) {
     Secret key{};
     if (secret.size() != key.size()) {
       raise_if_failed(Status::error(
@@ -48,7 +50,7 @@ class Link {
     std::memcpy(key.data(), secret.c_str(), key.size());
     std::unique_ptr<Session> session;
     run_released([&] {
-      return Session::join(std::move(socket_), key, rank, ranks, Deadline::after(timeout_s),
+      return Session::join(std::move(socket_), key, rank, ranks, world, Deadline::after(timeout_s),
                            session);
     });
     return session;
@@ -66,13 +68,40 @@ nb::list local_sessions(int ranks, std::size_t staging_bytes) {
   return all;
 }
 
-nb::list report(const Session& session) {
+// Shared memory that lives as long as the array; the group may end before it.
+nb::ndarray<std::uint8_t, nb::ndim<1>> allocate(Session& session, std::size_t bytes) {
+  struct Block {
+    std::shared_ptr<Arena> arena;
+    std::byte* data;
+  };
+  std::byte* data = nullptr;
+  run_released([&] { return session.arena()->allocate(session.arena_rank(), bytes, data); });
+  const nb::capsule owner(new Block{session.arena(), data}, [](void* pointer) noexcept {
+    const std::unique_ptr<Block> block(static_cast<Block*>(pointer));
+    block->arena->free(block->data);
+  });
+  return nb::ndarray<std::uint8_t, nb::ndim<1>>(data, {bytes}, owner);
+}
+
+nb::list rows_of(const std::vector<RankReport>& reports) {
   nb::list rows;
-  for (const RankReport& rank : session.report()) {
+  for (const RankReport& rank : reports) {
     rows.append(nb::make_tuple(rank.pid, static_cast<int>(rank.presence), rank.last.sequence,
-                               rank.last.what, rank.last.count, rank.last.time_ns));
+                               rank.last.what, rank.last.count, rank.last.time_ns, rank.site_of,
+                               rank.site, rank.standing));
   }
   return rows;
+}
+
+void bind_questions(nb::class_<Session>& session) {
+  session.def("ask_through", &Session::ask_through, nb::arg("world"), nb::arg("places"))
+      .def("next_question",
+           [](Session& self) {
+             const Unlocked unlocked;
+             return self.next_question();
+           })
+      .def("answer", &Session::answer, nb::arg("question"), nb::arg("text"))
+      .def("stop_answering", &Session::stop_answering);
 }
 
 nb::object call_barrier(Session& self, double timeout_s, bool asynchronous) {
@@ -142,22 +171,33 @@ void bind_session(nb::module_& module) {
       .def_prop_ro("name", &LobbyHandle::name)
       .def_prop_ro("secret", &LobbyHandle::secret)
       .def("host", &LobbyHandle::host, nb::arg("pids"), nb::arg("staging_bytes"),
-           nb::arg("timeout_s"));
+           nb::arg("timeout_s"), nb::arg("world") = nb::none());
   nb::class_<Link>(module, "Link")
       .def(nb::init<const std::string&>(), nb::arg("name"))
       .def("join", &Link::join, nb::arg("secret"), nb::arg("rank"), nb::arg("ranks"),
-           nb::arg("timeout_s"));
+           nb::arg("timeout_s"), nb::arg("world") = nb::none());
   nb::class_<Session> session(module, "Session");
   session.def_prop_ro("rank", &Session::rank)
       .def_prop_ro("size", &Session::size)
       .def_prop_ro("sequence", &Session::sequence)
       .def("abort", &Session::abort, nb::arg("reason"))
       .def("leave", &Session::leave, nb::arg("note"))
-      .def("report", &report);
+      .def_prop_rw("name", &Session::name, &Session::set_name)
+      .def("allocate", &allocate, nb::arg("nbytes"))
+      .def(
+          "is_shared",
+          [](const Session& self, std::uintptr_t address, std::size_t bytes) {
+            return self.arena()->place_of(at(address), bytes) != 0;
+          },
+          nb::arg("address"), nb::arg("nbytes"))
+      .def("report", [](const Session& self) { return rows_of(self.report()); })
+      .def("findings", [](const Session& self) { return rows_of(self.findings()); });
+  bind_questions(session);
   bind_pending(module);
   bind_calls(session);
   bind_piece_calls(session);
   bind_mail(module, session);
+  bind_board(module, session);
   module.def("local_sessions", &local_sessions, nb::arg("ranks"), nb::arg("staging_bytes"));
   module.def("usable_cores", [] { return usable_cores(affinity_mask(), cgroup_cpus()); });
 }

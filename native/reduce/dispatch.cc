@@ -23,6 +23,9 @@ ReduceKernel kernel_for(Reduce operation) {
         return reduce<T, BitOr, false>;  // for booleans a sum is "any" and a product is "all"
       else
         return reduce<T, Sum, false>;
+    case Reduce::premul_sum:
+      if constexpr (family != Family::boolean) return reduce<T, Sum, false>;
+      break;
     case Reduce::avg:
       if constexpr (is_float) return reduce<T, Sum, true>;
       break;
@@ -79,6 +82,18 @@ Status find_kernel(Dtype dtype, Reduce reduce, ReduceKernel& out) {
   out = lookup(dtype, reduce);
   if (out != nullptr) return Status::success();
   return Status::error(Code::invalid, "this reduction is not defined for elements of this type");
+}
+
+WeightedKernel find_weighted_kernel(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f64: return weighted_sum<double>;
+    case Dtype::f32: return weighted_sum<float>;
+    case Dtype::f16: return weighted_sum<Float16>;
+    case Dtype::bf16: return weighted_sum<Bfloat16>;
+    case Dtype::c128: return weighted_sum<std::complex<double>>;
+    case Dtype::c64: return weighted_sum<std::complex<float>>;
+    default: return nullptr;
+  }
 }
 
 }  // namespace gradsync

@@ -9,12 +9,15 @@
 #include <vector>
 
 #include "algo/algorithm.h"
+#include "algo/board.h"
 #include "common/fork.h"
+#include "memory/arena.h"
 #include "memory/handoff.h"
 #include "memory/segment.h"
 #include "p2p/mailbox.h"
 #include "session/queue.h"
 #include "sync/team.h"
+#include "sync/whereabouts.h"
 
 namespace gradsync {
 
@@ -22,12 +25,13 @@ class Session {
  public:
   // The host of a lobby creates the memory and hands it to the guests with indices 1..ranks-1.
   // `pids` are the ranks' processes as far as they are known, 0 otherwise: one that dies on the way
-  // is named at once.
+  // is named at once. A sub-group shares the arena of its `world`; without one, there is a new
+  // arena.
   static Status host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
-                     Deadline deadline, std::unique_ptr<Session>& out);
+                     const Session* world, Deadline deadline, std::unique_ptr<Session>& out);
   // A guest receives it over a socket from reach_lobby().
-  static Status join(Fd socket, const Secret& secret, int rank, int ranks, Deadline deadline,
-                     std::unique_ptr<Session>& out);
+  static Status join(Fd socket, const Secret& secret, int rank, int ranks, const Session* world,
+                     Deadline deadline, std::unique_ptr<Session>& out);
 
   // Ranks that are threads of this process, on one mapping (where the thread sanitizer sees all of
   // them). Each rank's own thread must call enter() before anything else.
@@ -35,7 +39,8 @@ class Session {
                       std::vector<std::unique_ptr<Session>>& out);
 
   // Over memory that is mapped already.
-  Session(std::shared_ptr<Segment> segment, int rank, int ranks, Liveness liveness);
+  Session(std::shared_ptr<Segment> segment, std::shared_ptr<Arena> arena, int arena_rank, int rank,
+          int ranks, Liveness liveness);
   Status enter(Deadline deadline) { return team_.enter(deadline); }
   ~Session();
   Session(const Session&) = delete;
@@ -44,6 +49,9 @@ class Session {
   int rank() const { return team_.rank(); }
   int size() const { return team_.size(); }
   std::uint64_t sequence() const { return team_.sequence(); }
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
+  // The rank in the world, whose range of the arena is ours.
+  int arena_rank() const { return arena_rank_; }
 
   Status barrier(Deadline deadline);
   Status broadcast(std::byte* data, std::size_t count, Dtype dtype, int root, Deadline deadline);
@@ -55,6 +63,8 @@ class Session {
                 Deadline deadline);
   Status all_gather(const std::byte* input, std::size_t count, Dtype dtype,
                     std::span<std::byte* const> outputs, Deadline deadline);
+  Status all_gather_uneven(const std::byte* input, const Pieces<std::byte>& outputs, Dtype dtype,
+                           Deadline deadline);
   Status gather(const std::byte* input, std::size_t count, Dtype dtype,
                 std::span<std::byte* const> outputs, int root, Deadline deadline);
   Status scatter(std::span<const std::byte* const> inputs, std::byte* output, std::size_t count,
@@ -67,6 +77,11 @@ class Session {
 
   // Messages between two ranks, in any order with regard to the calls above.
   Mailbox& mail() { return mail_; }
+
+  // A board over buckets in the arena, the same on all ranks; see algo/board.h. A collective.
+  Status make_board(std::span<std::byte* const> buckets, std::vector<BucketShape> shapes,
+                    Deadline deadline, std::unique_ptr<Board>& out);
+  Status finish(Board& board, Deadline deadline);
 
   // Hands in a call (one of the above) to be carried out after those before it.
   std::shared_ptr<Ticket> post(Queue::Call call);
@@ -82,6 +97,21 @@ class Session {
   }
   std::vector<RankReport> report() const;
 
+  // The group's name, for messages.
+  const std::string& name() const { return team_.name(); }
+  void set_name(const std::string& name) { team_.set_name(name); }
+  // What every rank was doing when a call failed, as far as they could still say; the present state
+  // when none has.
+  std::vector<RankReport> findings() const { return findings_.empty() ? report() : findings_; }
+  // For a sub-group: questions go through its world, where its ranks are `places`.
+  void ask_through(const Session& world, const std::vector<int>& places);
+  // For the thread that answers a world's questions. The number of the next one, 0 at the end.
+  std::uint32_t next_question() { return answerer_.next(); }
+  void answer(std::uint32_t question, const std::string& text) { answerer_.answer(question, text); }
+  void stop_answering() {
+    if (is_ours()) answerer_.stop();
+  }
+
  private:
   // False in a forked child, which must neither use the group nor say goodbye in its parent's name.
   bool is_ours() const { return fork_generation() == opened_in_; }
@@ -94,15 +124,24 @@ class Session {
   Status guarded(Call& call);
   Status not_ours() const;
 
+  // Finds out what the others are doing, before the failure of a call is reported.
+  void look_into(const Status& status);
+
   Status check_root(int root) const;
   // A list with an entry for each rank, or an empty one where the rank needs none.
   Status check_list(const char* what, std::size_t entries, bool needed = true) const;
 
   std::shared_ptr<Segment> segment_;
+  std::shared_ptr<Arena> arena_;
+  int arena_rank_;
   Team team_;
   Staging staging_;
+  Answerer answerer_;
+  Whereabouts whereabouts_;
+  std::vector<RankReport> findings_;
   std::uint64_t opened_in_ = fork_generation();
-  Status broken_;  // written and read by whoever has the turn
+  std::uint32_t boards_ = 0;  // made so far
+  Status broken_;             // written and read by whoever has the turn
   Queue queue_;
   Mailbox mail_;
 };

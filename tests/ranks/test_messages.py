@@ -1,4 +1,4 @@
-"""Sends and receives: beside Gloo, when they do not fit, when a rank dies, and as torch calls them."""
+"""Sends and receives: beside Gloo, when they do not fit, and when a rank dies."""
 
 import os
 import threading
@@ -125,6 +125,12 @@ def test_a_rank_sends_to_itself(rank):
             call(got, rank)
 
 
+def send_until_refused(group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
+    group.send(tensor, 1)
+    group.barrier()
+    group.send(tensor, 1)
+
+
 @pytest.mark.ranks(2, backend=["shm", "threads"])
 @pytest.mark.parametrize("count", [10, 1_000_000])
 def test_another_size_or_dtype_is_a_mismatch_on_both_sides(rank, group, count):
@@ -134,9 +140,7 @@ def test_another_size_or_dtype_is_a_mismatch_on_both_sides(rank, group, count):
         if rank == 0:
             # One that is still on its way fails itself, one that had left already the next call.
             with pytest.raises(dist.MismatchError, match=both) as caught:
-                group.send(torch.ones(count), 1)
-                group.barrier()
-                group.send(torch.ones(count), 1)
+                send_until_refused(group, torch.ones(count))
             if count > 10:
                 group.barrier()
             assert caught.value.ranks == (1,)
@@ -192,7 +196,7 @@ def test_nobody_comes_in_time(rank, group):
     tensor = torch.ones(400_000)
     if rank == 0:
         group.send(tensor[:3], 1, tag=9)
-        with pytest.raises(dist.CollectiveTimeout, match="0.1 s: no such message") as caught:
+        with pytest.raises(dist.CollectiveTimeout, match=r"0\.1 s: no such message") as caught:
             group.recv(tensor, 1, tag=2, timeout=0.1)
         assert caught.value.ranks == (1,)
         assert "Waited for: rank 1 (pid" in str(caught.value)
@@ -208,9 +212,7 @@ def test_nobody_comes_in_time(rank, group):
         group.barrier()
         with pytest.raises(dist.AbortedError, match="ended by rank 0: the sender gave up"):
             group.recv(tensor, 0)
-        with pytest.raises(
-            dist.CollectiveTimeout, match="messages wait that have the tags (0, )?9"
-        ):
+        with pytest.raises(dist.CollectiveTimeout, match=r"messages wait .* tags (0, )?9"):
             group.recv(tensor, 0, tag=1, timeout=0.05)
         group.recv(tensor, 0)
         assert (tensor == 2).all()
@@ -243,7 +245,7 @@ def test_ranks_of_the_world_and_of_the_group(rank):
             call(tensor, 1, sub, 0, 0)
         with pytest.raises(RuntimeError, match="a tag is at least 0"):
             call(tensor, other, tag=-1)
-        with pytest.raises(TypeError, match="needs a torch.Tensor"):
+        with pytest.raises(TypeError, match=r"needs a torch\.Tensor"):
             call([1, 2], other)
     for call in (dist.isend, dist.send):
         with pytest.raises(ValueError, match="got None and None"):
@@ -255,9 +257,9 @@ def test_batches_and_lists_are_checked_first(rank):
     peer, tensor = 1 - rank, torch.ones(2)
     op = dist.P2POp(dist.isend, tensor, peer, tag=5)
     assert repr(op) == f"P2POp(isend to rank {peer} of 'world', (2,), torch.float32, tag=5)"
-    with pytest.raises(ValueError, match="isend or gradsync.irecv"):
+    with pytest.raises(ValueError, match=r"isend or gradsync\.irecv"):
         dist.P2POp(dist.all_reduce, tensor, peer)
-    with pytest.raises(TypeError, match="torch.Tensor"):
+    with pytest.raises(TypeError, match=r"torch\.Tensor"):
         dist.P2POp(dist.isend, 3, peer)
     with pytest.raises(IndexError):
         dist.batch_isend_irecv([])

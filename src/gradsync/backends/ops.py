@@ -16,6 +16,7 @@ __all__ = [
     "ALL_TO_ALL",
     "BARRIER",
     "BROADCAST",
+    "FINISH_BUCKETS",
     "GATHER",
     "OPS",
     "RECV",
@@ -52,6 +53,7 @@ GATHER = Op("gather", 6, has_root=True)
 SCATTER = Op("scatter", 7, has_root=True)
 REDUCE_SCATTER = Op("reduce_scatter", 8, has_reduce=True)
 ALL_TO_ALL = Op("all_to_all", 9, has_count=False)
+FINISH_BUCKETS = Op("finish_buckets", 10, has_data=False)
 
 OPS = (
     BARRIER,
@@ -63,6 +65,7 @@ OPS = (
     SCATTER,
     REDUCE_SCATTER,
     ALL_TO_ALL,
+    FINISH_BUCKETS,
 )
 
 # Not announced, so their numbers are seen by observers only.
@@ -72,7 +75,7 @@ RECV = Op("recv", 241, has_peer=True)
 TRANSFERS = (SEND, RECV)
 
 _UNEVEN = 1 << 24
-"""A reduce_scatter of pieces that differ in size; the count is their sum."""
+"""An all_gather or a reduce_scatter of pieces that differ in size; the count is their sum."""
 
 _BY_NUMBER = {op.number: op for op in OPS}
 

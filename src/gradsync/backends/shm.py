@@ -9,24 +9,28 @@ from __future__ import annotations
 import copy
 import json
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 from gradsync import _native
 from gradsync.backends.backend import Bootstrap
-from gradsync.backends.call import Call
-from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
+from gradsync.backends.board import ShmBoard
+from gradsync.backends.call import NO_BUFFER, Buffer, Call
+from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST, FINISH_BUCKETS
 from gradsync.backends.pending import PendingWork
 from gradsync.backends.pieces import run_pieces
+from gradsync.backends.transfers import run_transfer
 from gradsync.backends.translate import (
     RankState,
     broken_error,
     call_error,
     forming_error,
+    no_memory_error,
     rank_states,
 )
-from gradsync.backends.transfers import run_transfer
+from gradsync.backends.waits import Answering, watch_waits
 from gradsync.backends.work import DoneWork, Work
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import HostEvidence, is_dead, islands
@@ -67,14 +71,32 @@ class ShmBackend:
     def __init__(self, session: _native.Session) -> None:
         self._session = session
         self._broken: DistBackendError | None = None
+        self._stop_answering: Callable[[], object] = lambda: None
         self._has_left = False
         # What asynchronous calls work on must live as long as they do, whoever drops their handles.
         self._in_flight: deque[tuple[_native.Pending, Call]] = deque()
 
+    @property
+    def session(self) -> _native.Session:
+        """What carries the calls out, for a lane past this object."""
+        return self._session
+
     @classmethod
     def open(cls, bootstrap: Bootstrap) -> ShmBackend:
         """Meet the other ranks in shared memory; all of them must be on this host."""
-        return cls(share_memory(bootstrap))
+        watch_waits()
+        session = share_memory(bootstrap)
+        session.name = bootstrap.group
+        backend = cls(session)
+        if isinstance(bootstrap.world, ShmBackend):
+            session.ask_through(bootstrap.world._session, list(bootstrap.places))
+        else:
+            backend._answer_peers()
+        return backend
+
+    def _answer_peers(self) -> None:
+        # Also when the backend is dropped, and at the end of the process.
+        self._stop_answering = weakref.finalize(self, Answering(self._session).stop)
 
     def submit(self, call: Call) -> Work:
         """Carry out a call, or hand it in, and return its handle."""
@@ -121,11 +143,31 @@ class ShmBackend:
         return PendingWork(pending, call, self._failure)
 
     def _failure(self, error: _native.StatusError, call: Call) -> DistError:
-        failure = call_error(error, self._session, call)
+        """Return the exception for a failure of the core, and remember that the group is broken."""
+        failure = call_error(error, self._session, call, self._standing_of)
         if isinstance(failure, DistBackendError) and self._broken is None:
             # A copy that is never raised: a traceback would keep this group's memory alive.
             self._broken = broken_error(failure)
         return failure
+
+    def bucket_board(self, buckets: Sequence[tuple[Buffer, int]], timeout_s: float) -> ShmBoard:
+        """Set up a board of shared buckets, each with its number of parameters; a collective."""
+        rows = [(b.address, b.numel, b.dtype, parts) for b, parts in buckets]
+        try:
+            return ShmBoard(self._session.make_board(rows, timeout_s), self._failure)
+        except _native.StatusError as error:
+            raise self._failure(error, Call(FINISH_BUCKETS, NO_BUFFER, timeout_s)) from None
+
+    def shared_bytes(self, nbytes: int) -> Any:
+        """Return an array of zeroed memory that every rank of the world has mapped."""
+        try:
+            return self._session.allocate(nbytes)
+        except _native.StatusError as error:
+            raise no_memory_error(error) from None
+
+    def is_shared(self, address: int, nbytes: int) -> bool:
+        """Return whether memory was made by ``shared_bytes``, on this group or its relatives."""
+        return self._session.is_shared(address, nbytes)
 
     def abort(self, reason: str) -> None:
         """Make every present and later call of every rank fail with ``reason``."""
@@ -140,6 +182,11 @@ class ShmBackend:
         """Leave, after a moment for calls in flight; their handles get an error after that."""
         self._session.close(0 if self._has_left else _MOMENT_S)
         self._in_flight.clear()
+        self._stop_answering()
+
+    def _standing_of(self, rank: int) -> str:
+        """Return where a rank stands that the core cannot ask."""
+        return ""
 
     def states(self) -> list[RankState]:
         """Return what every rank is doing."""
@@ -167,13 +214,14 @@ def share_memory(bootstrap: Bootstrap) -> _native.Session:
         # Rank 0 may serve the store: nobody goes before everybody knows.
         bootstrap.store.barrier("islands", size, min(bootstrap.timeout_s, _TO_PART_S))
         raise BackendUnavailable(_explain(groups, evidence))
+    world = bootstrap.world._session if isinstance(bootstrap.world, ShmBackend) else None
     try:
         if link is None:
             # A pid means the same process to us only within one pid namespace.
             here = evidence[rank].pid_namespace
             pids = [e.pid if here and e.pid_namespace == here else 0 for e in evidence]
-            return lobby.host(pids, STAGING_BYTES, bootstrap.timeout_s)
-        return link.join(bytes.fromhex(lobbies[0][1]), rank, size, bootstrap.timeout_s)
+            return lobby.host(pids, STAGING_BYTES, bootstrap.timeout_s, world)
+        return link.join(bytes.fromhex(lobbies[0][1]), rank, size, bootstrap.timeout_s, world)
     except _native.StatusError as error:
         raise forming_error(error) from None
 

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
 
 from gradsync.backends.backend import Backend
 from gradsync.backends.call import NO_BUFFER, Call
+from gradsync.backends.lane import CLOSED_LANE, open_lane
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
-from gradsync.backends.work import Work
+from gradsync.backends.work import DoneWork, Work
 from gradsync.base.deadline import Timeout, seconds
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
-from gradsync.group.buffers import copy_back, output_view
+from gradsync.group.board import BucketBoard
+from gradsync.group.buffers import copy_back, output_view, view
+from gradsync.group.capture import Capture
 from gradsync.group.exchanging import Exchanging
 from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
 from gradsync.group.members import Members
 from gradsync.group.point_to_point import PointToPoint
 from gradsync.group.reducing import Reducing
-from gradsync.group.work import Prepared
+from gradsync.group.reductions import Reduction, find_reduction, scaled
+from gradsync.group.sharing import Sharing
+from gradsync.group.sparse import all_reduce_sparse, is_sparse
+from gradsync.group.work import GroupWork, Prepared
 
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint):
+class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
     """Ranks that call collectives together.
 
     Every rank must make the same calls in the same order. A call that cannot be carried out raises
@@ -53,6 +59,10 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint):
         self._on_close = on_close
         self._owner = os.getpid()
         self.hooks = Hooks()
+        observers = (self.hooks.before, self.hooks.after)
+        self._lane = open_lane(backend, timeout_s, observers, torch.Tensor)
+        self.capture: Capture | None = None
+        """Where an open ``coalescing_manager`` puts the calls that it puts off."""
         self.children: list[ProcessGroup] = []
         """Sub-groups, when this is a world."""
         self.made: Counter[tuple[int, ...]] = Counter()
@@ -97,10 +107,14 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint):
 
     def barrier(self, timeout: Timeout | None = None) -> None:
         """Wait until every rank has come here."""
+        if timeout is None and self._lane.barrier():
+            return
         self.submit(Call(BARRIER, NO_BUFFER, self._limit(timeout)))
 
     def broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None) -> None:
         """Overwrite ``tensor`` with that of rank ``root`` of this group."""
+        if timeout is None and self._lane.broadcast(tensor, root):
+            return
         self._check_root("broadcast", root)
         buffer = output_view(tensor, "broadcast")
         self.submit(Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root))
@@ -109,12 +123,19 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint):
     def all_reduce(
         self,
         tensor: torch.Tensor,
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors element by element; every rank gets the result in place."""
+        if timeout is None and self._lane.all_reduce(tensor, op):
+            return
+        if is_sparse(tensor):
+            all_reduce_sparse(self, tensor, op, timeout)
+            return
         buffer = output_view(tensor, "all_reduce")
-        kind = op if op.__class__ is ReduceOp else ReduceOp(op)
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            buffer = view(scaled(tensor, factor, "all_reduce"), "all_reduce")
         self.submit(Call(ALL_REDUCE, buffer, self._limit(timeout), kind))
         copy_back(tensor, buffer)
 
@@ -134,13 +155,31 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint):
     def all_reduce_async(
         self,
         tensor: torch.Tensor,
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> Work:
-        """Start ``all_reduce`` and return its handle."""
+        """Start ``all_reduce`` and return its handle; sparse tensors are reduced before."""
+        if is_sparse(tensor):
+            all_reduce_sparse(self, tensor, op, timeout)
+            return GroupWork(DoneWork([]), [tensor], ())
         buffer = output_view(tensor, "all_reduce")
-        call = Call(ALL_REDUCE, buffer, self._limit(timeout), ReduceOp(op))
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            buffer = view(scaled(tensor, factor, "all_reduce"), "all_reduce")
+        call = Call(ALL_REDUCE, buffer, self._limit(timeout), kind)
         return self._start(Prepared(call, [tensor], ((tensor, buffer),)))
+
+    def bucket_board(
+        self,
+        buckets: Sequence[torch.Tensor],
+        parts: Sequence[int],
+        timeout: Timeout | None = None,
+    ) -> BucketBoard:
+        """Set up a board for gradient buckets made by ``shared_empty``; a collective.
+
+        ``parts`` says how many parameters each bucket holds.
+        """
+        return BucketBoard(self.backend, self.hooks, buckets, parts, self._limit(timeout))
 
     # -- end of life ------------------------------------------------------------------------------
 
@@ -163,6 +202,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint):
         if self._backend is not None:
             self._backend.close()
         self._backend = None
+        self._lane = CLOSED_LANE
         # A forked child that ends must not give its parent's place away.
         if self._on_close is not None and os.getpid() == self._owner:
             self._on_close()

@@ -99,7 +99,7 @@ def _load(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
         return []  # planned: the test wanted it so
     hook = item.config.hook
     reports: list[pytest.TestReport] = [
-        # A copy: pytest replaces parts of what it is given, and this is done more than once.
+        # pytest takes what it is given apart, and a report may be wanted twice.
         hook.pytest_report_from_serializable(config=item.config, data=copy.deepcopy(data))
         for data in outcome.reports
     ]
