@@ -6,6 +6,7 @@ import socket
 from functools import cache
 
 from gradsync import _native
+from gradsync.backends.backend import Backend
 from gradsync.backends.call import Call
 from gradsync.backends.ops import SEND
 from gradsync.backends.pending import PendingWork
@@ -23,7 +24,10 @@ from gradsync.errors import (
     UsageError,
 )
 
-__all__ = ["run_transfer"]
+__all__ = ["LaneFailure", "explain_failure", "run_transfer"]
+
+LaneFailure = _native.StatusError
+"""What a lane raises when a message could not be sent or received."""
 
 _SENT = DoneWork([])
 
@@ -46,6 +50,11 @@ def run_transfer(session: _native.Session, call: Call) -> Work:
         return _received(session.recv(address, count, dtype, peer, tag, timeout_s))
     except _native.StatusError as error:
         raise _failure(error, session, call) from None
+
+
+def explain_failure(error: _native.StatusError, backend: Backend, call: Call) -> DistError:
+    """Return the exception for a message that a lane could not send or receive."""
+    return _failure(error, backend.session, call)  # type: ignore[attr-defined]
 
 
 class ReceivedWork(DoneWork):

@@ -6,12 +6,13 @@ import torch
 
 from gradsync.backends.call import Call
 from gradsync.backends.ops import RECV, SEND
+from gradsync.backends.transfers import LaneFailure, explain_failure
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.errors import UsageError
-from gradsync.group.buffers import copy_back, output_view, view
+from gradsync.group.buffers import output_view, view
 from gradsync.group.caller import Caller
-from gradsync.group.work import Prepared
+from gradsync.group.work import Prepared, bring_home
 
 __all__ = ["PointToPoint"]
 
@@ -32,10 +33,10 @@ class PointToPoint(Caller):
 
         A small tensor is on its way when this returns; of a large one most has arrived.
         """
-        self._check_peer("send", dst, tag)
+        if timeout is None and self._went_by_lane(tensor, dst, tag):
+            return
         self._check_not_self("send", dst)
-        buffer = view(tensor, "send")
-        self.submit(Call(SEND, buffer, self._limit(timeout), peer=dst, tag=tag))
+        self.submit(self._prepare_send(tensor, dst, tag, timeout).call)
 
     def recv(
         self,
@@ -45,13 +46,13 @@ class PointToPoint(Caller):
         timeout: Timeout | None = None,
     ) -> int:
         """Fill ``tensor`` with a message of rank ``src``, or of any, and return its sender."""
-        self._check_peer("recv", 0 if src is None else src, tag)
+        if timeout is None and (source := self._came_by_lane(tensor, src, tag)) >= 0:
+            return source
         if src is not None:
             self._check_not_self("recv", src)
-        buffer = output_view(tensor, "recv")
-        peer = -1 if src is None else src
-        work = self.submit(Call(RECV, buffer, self._limit(timeout), peer=peer, tag=tag))
-        copy_back(tensor, buffer)
+        prepared = self._prepare_recv(tensor, src, tag, timeout)
+        work = self.submit(prepared.call)
+        bring_home(prepared.copies)
         return work.source_rank()
 
     def send_async(
@@ -85,6 +86,22 @@ class PointToPoint(Caller):
         peer = -1 if src is None else src
         call = Call(RECV, buffer, self._limit(timeout), peer=peer, tag=tag)
         return Prepared(call, [tensor], ((tensor, buffer),))
+
+    def _went_by_lane(self, tensor: torch.Tensor, dst: int, tag: int) -> bool:
+        try:
+            return self._lane.send(tensor, dst, tag)
+        except LaneFailure as error:
+            raise explain_failure(
+                error, self.backend, self._prepare_send(tensor, dst, tag).call
+            ) from None
+
+    def _came_by_lane(self, tensor: torch.Tensor, src: int | None, tag: int) -> int:
+        try:
+            return self._lane.recv(tensor, src, tag)
+        except LaneFailure as error:
+            raise explain_failure(
+                error, self.backend, self._prepare_recv(tensor, src, tag).call
+            ) from None
 
     def _check_peer(self, op_name: str, peer: int, tag: int) -> None:
         self._check_root(op_name, peer)
