@@ -160,6 +160,29 @@ def test_another_size_or_dtype_is_a_mismatch_on_both_sides(rank, group, count):
     assert tensor.tolist() == [4.0] * 5
 
 
+@pytest.mark.ranks(2)
+def test_the_short_way_fails_like_the_long_one(rank):
+    sub = dist.new_group([0, 1])  # nobody observes it, so calls take the lane
+    tensor = torch.full((4,), float(rank))
+    assert not sub.hooks.before
+    if rank == 0:
+        sub.send(tensor, 1)
+        sub.send(tensor, 1, tag=2**40)
+        sub.send(tensor, 1, tag=1)
+        sub.barrier()
+        with pytest.raises(dist.MismatchError, match=r"an earlier send; this call was not"):
+            sub.send(tensor, 1)
+        sub.send(tensor, 1)
+    else:
+        assert [sub.recv(tensor), sub.recv(tensor, 0, tag=2**40)] == [0, 0]
+        assert tensor.tolist() == [0.0] * 4
+        with pytest.raises(dist.MismatchError, match=r"recv\(float32\[3\], tag 1\) from rank 0"):
+            sub.recv(tensor[:3], 0, tag=1)
+        sub.barrier()
+        sub.recv(tensor, 0)
+    dist.destroy_process_group(sub)
+
+
 @pytest.mark.ranks(3, faults=[faults.kill(rank=1, at="send#3")])
 def test_killed_rank_is_named(rank, group):
     tensor = torch.ones(10)
