@@ -25,6 +25,7 @@ from gradsync.group.exchanging import Exchanging
 from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
 from gradsync.group.members import Members
+from gradsync.group.point_to_point import PointToPoint
 from gradsync.group.reducing import Reducing
 from gradsync.group.reductions import Reduction, find_reduction, scaled
 from gradsync.group.sharing import Sharing
@@ -34,7 +35,7 @@ from gradsync.group.work import GroupWork, Prepared
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
+class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
     """Ranks that call collectives together.
 
     Every rank must make the same calls in the same order. A call that cannot be carried out raises
