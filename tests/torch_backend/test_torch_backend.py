@@ -124,6 +124,36 @@ def groups(rank, size):
     return [*out, x]
 
 
+def messages(rank, size):
+    other = 1 - rank
+    big, small = torch.arange(300_000.0) + rank, torch.tensor([rank + 5])
+    got = [torch.empty_like(big), torch.empty_like(small), torch.empty(2), torch.empty(2)]
+    if rank == 0:
+        dist.send(big, dst=1, tag=3)
+        assert dist.recv(got[0], src=1) == 1
+    else:
+        assert dist.recv(got[0], tag=3) == 0  # from whoever it is
+        dist.send(big, dst=0)
+    sent = [dist.isend(torch.full((2,), float(tag)), other, tag=tag) for tag in (8, 9)]
+    taken = [dist.irecv(got[2 + at], other, tag=tag) for at, tag in enumerate((9, 8))]
+    for work in (*taken, *sent):
+        work.wait()
+    batch = [dist.P2POp(dist.irecv, got[1], other), dist.P2POp(dist.isend, small, other)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    anyone = torch.empty(1)
+    work = dist.irecv(anyone)
+    dist.send(torch.tensor([float(rank)]), other)
+    work.wait()
+    entry = [None]
+    if rank == 0:
+        dist.send_object_list(["hello"], dst=1)
+    else:
+        dist.recv_object_list(entry, src=0)
+        assert entry == ["hello"]
+    return [*got, anyone]
+
+
 def sparse_sums(rank, size):
     places = torch.tensor([[rank, rank + 1], [0, 1]])
     x = torch.sparse_coo_tensor(places, torch.tensor([1.0, 2.0]), (4, 2), check_invariants=True)
@@ -135,7 +165,8 @@ def sparse_sums(rank, size):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.ranks(2, group=False, may_leave=["environment", "socket"])
 @pytest.mark.parametrize(
-    "program", [collectives, several_at_once, functional_collectives, groups, sparse_sums]
+    "program",
+    [collectives, several_at_once, functional_collectives, groups, messages, sparse_sums],
 )
 def test_results_equal_those_on_gloo(store, rank, world_size, program):
     assert_same_as_on_gloo(store, rank, world_size, program)

@@ -95,6 +95,20 @@ def tensor_parallelism(rank, size):
     return [*weights(net), rows.redistribute(mesh, [Shard(1)]).to_local(), rows.sum().full_tensor()]
 
 
+def pipeline(rank, size):
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    parts = [model()[:2], model()[2:]]
+    stage = PipelineStage(parts[rank], rank, size, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, goal: (out - goal).square().mean())
+    data = batch(0, 0)
+    if rank == 0:
+        schedule.step(data)
+    else:
+        schedule.step(target=data)
+    return [p.grad for p in parts[rank].parameters()]
+
+
 def zero_redundancy(rank, size):
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns when it is imported
 
@@ -106,7 +120,7 @@ def zero_redundancy(rank, size):
 
 @pytest.mark.parametrize(
     "program",
-    [ddp, embedding_with_sparse_gradients, fsdp2, tensor_parallelism, zero_redundancy],
+    [ddp, embedding_with_sparse_gradients, fsdp2, tensor_parallelism, pipeline, zero_redundancy],
     ids=lambda program: program.__name__,
 )
 def test_training_equals_that_on_gloo(store, rank, world_size, program):
