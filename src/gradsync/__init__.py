@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "base.dtypes": ("ReduceOp",),
+    "ddp.ddp": ("DistributedDataParallel",),
     "errors": tuple(errors.__all__),
     "group.collectives": (
         "all_gather",

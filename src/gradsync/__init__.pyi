@@ -1,6 +1,7 @@
 """The public names, for type checkers; ``__init__.py`` loads them on first use."""
 
 from gradsync.base.dtypes import ReduceOp as ReduceOp
+from gradsync.ddp.ddp import DistributedDataParallel as DistributedDataParallel
 from gradsync.errors import AbortedError as AbortedError
 from gradsync.errors import BackendUnavailable as BackendUnavailable
 from gradsync.errors import CollectiveTimeout as CollectiveTimeout

@@ -1,0 +1,131 @@
+"""Engines: how buckets are averaged over the ranks of a group.
+
+``BoardEngine`` works on memory that all ranks have mapped; ``CallEngine`` makes a collective call
+for each bucket and works on any backend. Both say which parameters no rank had a gradient for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from gradsync.base.dtypes import ReduceOp
+from gradsync.ddp.bucket import Allocate, Bucket
+from gradsync.group.group import ProcessGroup
+
+__all__ = ["BoardEngine", "CallEngine", "Engine", "allocator", "make_engine"]
+
+
+class Engine(Protocol):
+    """Averages buckets; they are launched in order, then finished together."""
+
+    def launch(self, bucket: Bucket, missing: bytes | None, weight: float | None) -> None:
+        """Send a bucket on its way; with a weight the result is the weighted mean."""
+
+    def poll(self) -> None:
+        """Make progress on what has been launched, without waiting."""
+
+    def finish(self) -> None:
+        """Wait until every bucket holds the mean."""
+
+    def missing_everywhere(self, bucket: Bucket) -> Sequence[int]:
+        """Return the positions in the bucket that no rank had a gradient for."""
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+
+
+class CallEngine:
+    """One all-reduce for each bucket, with which parameters were used in the bucket's tail."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._works: list[Any] = []
+        self._weighted: list[Bucket] = []
+        self._weight = 0.0
+        self._used: set[int] = set()
+
+    def launch(self, bucket: Bucket, missing: bytes | None, weight: float | None) -> None:
+        """Start the bucket's all-reduce."""
+        if missing is not None:
+            bucket.tail.copy_(1 - torch.tensor(list(missing)))
+            self._used.add(bucket.index)
+        op = ReduceOp.AVG
+        if weight is not None:
+            op = ReduceOp.SUM
+            bucket.flat.mul_(weight)
+            self._weighted.append(bucket)
+            self._weight = weight
+        self._works.append((bucket, self._group.all_reduce_async(bucket.whole, op)))
+
+    def poll(self) -> None:
+        """Do nothing: calls make progress by themselves."""
+
+    def finish(self) -> None:
+        """Wait for the calls in their order; divide by the sum of the weights if there are any."""
+        works, self._works = self._works, []
+        weighted, self._weighted = self._weighted, []
+        for _, work in works:
+            work.wait()
+        if weighted:
+            total = torch.tensor([self._weight], dtype=torch.float64)
+            self._group.all_reduce(total)
+            share = 1.0 / float(total) if float(total) else 0.0
+            for bucket in weighted:
+                bucket.flat.mul_(share)
+                bucket.tail.sign_()
+
+    def missing_everywhere(self, bucket: Bucket) -> Sequence[int]:
+        """Read the bucket's tail, and make it ready for the next time."""
+        if bucket.index not in self._used:
+            return ()
+        found = [k for k, used in enumerate(bucket.tail.tolist()) if not used]
+        bucket.tail.fill_(1)
+        self._used.discard(bucket.index)
+        return found
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class BoardEngine:
+    """Ranks reduce their slice of every bucket that all of them have filled, in shared memory."""
+
+    def __init__(self, group: ProcessGroup, buckets: Sequence[Bucket], timeout_s: float) -> None:
+        self._board: Any = group.bucket_board([bucket.flat for bucket in buckets])  # type: ignore[attr-defined]
+        self._timeout_s = timeout_s
+        self.poll = self._board.poll
+
+    def launch(self, bucket: Bucket, missing: bytes | None, weight: float | None) -> None:
+        """Say that this rank's bucket is filled."""
+        self._board.arrive(bucket.index, 1.0 if weight is None else weight, missing)
+
+    def finish(self) -> None:
+        """Wait for the others' buckets and reduce what is left."""
+        self._board.finish(self._timeout_s)
+
+    def missing_everywhere(self, bucket: Bucket) -> Sequence[int]:
+        """Ask the board."""
+        return tuple(self._board.missing_everywhere(bucket.index))
+
+    def close(self) -> None:
+        """Close the board."""
+        self._board.close()
+
+
+def allocator(group: ProcessGroup, device: torch.device) -> Allocate:
+    """Return what makes the memory of buckets: shared with the other ranks where that works."""
+    shared = getattr(group, "shared_empty", None)
+    if shared is not None and device.type == "cpu":
+        return lambda count, dtype: shared(count, dtype=dtype)
+    return lambda count, dtype: torch.empty(count, dtype=dtype, device=device)
+
+
+def make_engine(group: ProcessGroup, buckets: Sequence[Bucket], timeout_s: float) -> Engine:
+    """Return the quickest engine that can serve these buckets."""
+    on_cpu = all(bucket.flat.device.type == "cpu" for bucket in buckets)
+    if buckets and on_cpu and hasattr(group, "bucket_board"):
+        return BoardEngine(group, buckets, timeout_s)
+    return CallEngine(group)

@@ -1,0 +1,154 @@
+"""``Replica``: a module that is kept the same as its twins on the other ranks.
+
+What ``DistributedDataParallel`` and ``replicate`` share: the first synchronisation, what happens
+before and after each forward, and the choices of when gradients travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from gradsync.ddp.buffers import BufferHookLocation, BufferSync
+from gradsync.ddp.init_sync import broadcast_tensors, verify_same
+from gradsync.ddp.options import DDPOptions
+from gradsync.ddp.reducer import Reducer, ReducerOptions
+from gradsync.ddp.tensors_in import tensors_in
+from gradsync.errors import UsageError
+from gradsync.group.group import ProcessGroup
+
+__all__ = ["Replica", "named_parameters"]
+
+Batch = TypeVar("Batch")
+
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
+
+
+class Replica:
+    """One rank's copy of a module, and the machinery that keeps the copies equal."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: ProcessGroup,
+        options: DDPOptions,
+        ignored: Iterable[str] = (),
+    ) -> None:
+        self.module = module
+        self.group = group
+        self.options = options
+        self.ignored = frozenset(ignored) | frozenset(getattr(module, _IGNORED, ()))
+        self.sync_gradients = True
+        self.sync_buffers_next = True
+        self.buffer_sync = BufferSync(module, group, self.ignored)
+        named = named_parameters(module, self.ignored)
+        _check_parameters(named)
+        if options.init_sync:
+            verify_same(named, group)
+            self.broadcast_state(buffers=options.init_sync_buffers)
+        self.reducer = self._make_reducer(named)
+
+    def _make_reducer(self, named: list[tuple[str, nn.Parameter]]) -> Reducer:
+        sparse = _sparse_parameters(self.module)
+        # A replica inside of this one synchronises its own parameters.
+        own = [(n, p) for n, p in named if not _has_reducer(p)]
+        limits, strict = self.options.limits, self.options.strict
+        options = ReducerOptions(limits, strict, self.group.timeout_s)
+        reducer = Reducer(own, self.group, options, [id(p) in sparse for _, p in own])
+        reducer.on_finish.append(self.buffer_sync.wait)
+        return reducer
+
+    def broadcast_state(self, buffers: bool = True, root: int = 0) -> None:
+        """Overwrite this rank's parameters and buffers with those of ``root``."""
+        tensors: list[torch.Tensor] = [p for _, p in named_parameters(self.module, self.ignored)]
+        if buffers:
+            tensors += self.buffer_sync.named().values()
+        broadcast_tensors(tensors, self.group, root)
+
+    # -- around forward ---------------------------------------------------------------------------
+
+    def before_forward(self) -> None:
+        """Plan anew when that is due, and synchronise buffers."""
+        if self.sync_gradients and torch.is_grad_enabled():
+            self.reducer.prepare()
+        if self.sync_buffers_next and self.options.forward_sync_buffers:
+            self.buffer_sync.run(BufferHookLocation.PRE_FORWARD)
+
+    def after_forward(self, output: Any) -> None:
+        """Decide whether the backward of ``output`` will synchronise: it travels with the graph."""
+        if self.sync_buffers_next and self.options.forward_sync_buffers:
+            self.buffer_sync.run(BufferHookLocation.POST_FORWARD)
+        if not torch.is_grad_enabled():
+            return
+        self.reducer.armed = self.sync_buffers_next = self.sync_gradients
+        if not self.sync_gradients:
+            return
+        opened = self.reducer.open_from_output
+        for tensor in (output,) if isinstance(output, torch.Tensor) else tensors_in(output):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(opened)
+
+    # -- when gradients travel --------------------------------------------------------------------
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backwards of the forwards in this block accumulate on this rank only."""
+        before, self.sync_gradients = self.sync_gradients, False
+        try:
+            yield
+        finally:
+            self.sync_gradients = before
+
+    def accumulate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield ``batches``; only the backward of the last one is synchronised."""
+        rest = iter(batches)
+        for batch in rest:
+            break
+        else:
+            return
+        for following in rest:
+            with self.no_sync():
+                yield batch
+            batch = following
+        yield batch
+
+    def weight(self, weight: float) -> None:
+        """Give this rank's next backward a weight in the mean."""
+        self.reducer.set_weight(weight)
+
+
+def named_parameters(
+    module: nn.Module, ignored: frozenset[str]
+) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that take part, shared ones once."""
+    return [(name, param) for name, param in module.named_parameters() if name not in ignored]
+
+
+def _check_parameters(named: list[tuple[str, nn.Parameter]]) -> None:
+    for name, param in named:
+        if isinstance(param, nn.parameter.UninitializedParameter):
+            raise UsageError(
+                f"the parameter {name!r} is not initialised yet; run a forward through the lazy "
+                "modules before wrapping"
+            )
+    if not any(param.requires_grad for _, param in named):
+        raise UsageError(
+            "the module has no parameter that requires a gradient; there is nothing to synchronise"
+        )
+
+
+def _has_reducer(param: nn.Parameter) -> bool:
+    owner = getattr(param, "_gradsync_reducer", None)
+    return owner is not None and owner() is not None
+
+
+def _sparse_parameters(module: nn.Module) -> set[int]:
+    return {
+        id(part.weight)
+        for part in module.modules()
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
+    }
