@@ -7,6 +7,8 @@
 
 namespace gradsync {
 
+// Sets the hooks of common/interrupt.h.
+void bind_gil();
 void bind_status(nanobind::module_& module);
 void bind_session(nanobind::module_& module);
 void bind_store(nanobind::module_& module);

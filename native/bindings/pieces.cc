@@ -21,67 +21,76 @@ std::vector<Byte*> pointers(const Addresses& addresses) {
   return all;
 }
 
-void call_all_gather(Session& self, std::uintptr_t address, std::size_t count, int dtype,
-                     const Addresses& outputs, double timeout_s) {
+nb::object call_all_gather(Session& self, std::uintptr_t address, std::size_t count, int dtype,
+                           const Addresses& outputs, double timeout_s, bool asynchronous) {
   const auto type = checked<Dtype>(dtype, "dtype");
-  const auto to = pointers<std::byte>(outputs);
-  run_released(
-      [&] { return self.all_gather(at(address), count, type, to, Deadline::after(timeout_s)); });
+  return dispatch(self, timeout_s, asynchronous,
+                  [=, &self, to = pointers<std::byte>(outputs)](Deadline deadline) {
+                    return self.all_gather(at(address), count, type, to, deadline);
+                  });
 }
 
-void call_gather(Session& self, std::uintptr_t address, std::size_t count, int dtype,
-                 const Addresses& outputs, int root, double timeout_s) {
+nb::object call_gather(Session& self, std::uintptr_t address, std::size_t count, int dtype,
+                       const Addresses& outputs, int root, double timeout_s, bool asynchronous) {
   const auto type = checked<Dtype>(dtype, "dtype");
-  const auto to = pointers<std::byte>(outputs);
-  run_released(
-      [&] { return self.gather(at(address), count, type, to, root, Deadline::after(timeout_s)); });
+  return dispatch(self, timeout_s, asynchronous,
+                  [=, &self, to = pointers<std::byte>(outputs)](Deadline deadline) {
+                    return self.gather(at(address), count, type, to, root, deadline);
+                  });
 }
 
-void call_scatter(Session& self, const Addresses& inputs, std::uintptr_t address, std::size_t count,
-                  int dtype, int root, double timeout_s) {
+nb::object call_scatter(Session& self, const Addresses& inputs, std::uintptr_t address,
+                        std::size_t count, int dtype, int root, double timeout_s,
+                        bool asynchronous) {
   const auto type = checked<Dtype>(dtype, "dtype");
-  const auto from = pointers<const std::byte>(inputs);
-  run_released([&] {
-    return self.scatter(from, at(address), count, type, root, Deadline::after(timeout_s));
-  });
+  return dispatch(self, timeout_s, asynchronous,
+                  [=, &self, from = pointers<const std::byte>(inputs)](Deadline deadline) {
+                    return self.scatter(from, at(address), count, type, root, deadline);
+                  });
 }
 
-void call_reduce_scatter(Session& self, const Addresses& inputs, const Counts& counts,
-                         std::uintptr_t address, int dtype, int reduce, double timeout_s) {
+nb::object call_reduce_scatter(Session& self, const Addresses& inputs, const Counts& counts,
+                               std::uintptr_t address, int dtype, int reduce, double timeout_s,
+                               bool asynchronous) {
   const auto type = checked<Dtype>(dtype, "dtype");
   const auto operation = checked<Reduce>(reduce, "reduce operation");
-  const auto from = pointers<const std::byte>(inputs);
-  run_released([&] {
-    return self.reduce_scatter(from, counts, at(address), type, operation,
-                               Deadline::after(timeout_s));
-  });
+  return dispatch(self, timeout_s, asynchronous,
+                  [=, &self, from = pointers<const std::byte>(inputs)](Deadline deadline) {
+                    return self.reduce_scatter(from, counts, at(address), type, operation,
+                                               deadline);
+                  });
 }
 
-void call_all_to_all(Session& self, const Addresses& inputs, const Counts& input_counts,
-                     const Addresses& outputs, const Counts& output_counts, int dtype,
-                     double timeout_s) {
+nb::object call_all_to_all(Session& self, const Addresses& inputs, const Counts& input_counts,
+                           const Addresses& outputs, const Counts& output_counts, int dtype,
+                           double timeout_s, bool asynchronous) {
   const auto type = checked<Dtype>(dtype, "dtype");
-  const auto from = pointers<const std::byte>(inputs);
-  const auto to = pointers<std::byte>(outputs);
-  run_released([&] {
-    return self.all_to_all({from, input_counts}, {to, output_counts}, type,
-                           Deadline::after(timeout_s));
-  });
+  return dispatch(self, timeout_s, asynchronous,
+                  [=, &self, from = pointers<const std::byte>(inputs),
+                   to = pointers<std::byte>(outputs)](Deadline deadline) {
+                    return self.all_to_all({from, input_counts}, {to, output_counts}, type,
+                                           deadline);
+                  });
 }
 
 }  // namespace
 
 void bind_piece_calls(nb::class_<Session>& session) {
   session.def("all_gather", &call_all_gather, nb::arg("address"), nb::arg("count"),
-              nb::arg("dtype"), nb::arg("outputs"), nb::arg("timeout_s"));
+              nb::arg("dtype"), nb::arg("outputs"), nb::arg("timeout_s"),
+              nb::arg("asynchronous") = false, nb::keep_alive<0, 1>());
   session.def("gather", &call_gather, nb::arg("address"), nb::arg("count"), nb::arg("dtype"),
-              nb::arg("outputs"), nb::arg("root"), nb::arg("timeout_s"));
+              nb::arg("outputs"), nb::arg("root"), nb::arg("timeout_s"),
+              nb::arg("asynchronous") = false, nb::keep_alive<0, 1>());
   session.def("scatter", &call_scatter, nb::arg("inputs"), nb::arg("address"), nb::arg("count"),
-              nb::arg("dtype"), nb::arg("root"), nb::arg("timeout_s"));
+              nb::arg("dtype"), nb::arg("root"), nb::arg("timeout_s"),
+              nb::arg("asynchronous") = false, nb::keep_alive<0, 1>());
   session.def("reduce_scatter", &call_reduce_scatter, nb::arg("inputs"), nb::arg("counts"),
-              nb::arg("address"), nb::arg("dtype"), nb::arg("reduce"), nb::arg("timeout_s"));
+              nb::arg("address"), nb::arg("dtype"), nb::arg("reduce"), nb::arg("timeout_s"),
+              nb::arg("asynchronous") = false, nb::keep_alive<0, 1>());
   session.def("all_to_all", &call_all_to_all, nb::arg("inputs"), nb::arg("input_counts"),
-              nb::arg("outputs"), nb::arg("output_counts"), nb::arg("dtype"), nb::arg("timeout_s"));
+              nb::arg("outputs"), nb::arg("output_counts"), nb::arg("dtype"), nb::arg("timeout_s"),
+              nb::arg("asynchronous") = false, nb::keep_alive<0, 1>());
 }
 
 }  // namespace gradsync

@@ -75,6 +75,38 @@ nb::list report(const Session& session) {
   return rows;
 }
 
+nb::object call_barrier(Session& self, double timeout_s, bool asynchronous) {
+  return dispatch(self, timeout_s, asynchronous,
+                  [&self](Deadline deadline) { return self.barrier(deadline); });
+}
+
+nb::object call_broadcast(Session& self, std::uintptr_t address, std::size_t count, int dtype,
+                          int root, double timeout_s, bool asynchronous) {
+  const auto type = checked<Dtype>(dtype, "dtype");
+  return dispatch(self, timeout_s, asynchronous, [=, &self](Deadline deadline) {
+    return self.broadcast(at(address), count, type, root, deadline);
+  });
+}
+
+nb::object call_reduce(Session& self, std::uintptr_t address, std::size_t count, int dtype,
+                       int reduce, int root, double timeout_s, bool asynchronous) {
+  const auto type = checked<Dtype>(dtype, "dtype");
+  const auto operation = checked<Reduce>(reduce, "reduce operation");
+  return dispatch(self, timeout_s, asynchronous, [=, &self](Deadline deadline) {
+    return self.reduce(at(address), count, type, operation, root, deadline);
+  });
+}
+
+nb::object call_all_reduce(Session& self, std::uintptr_t address, std::size_t count, int dtype,
+                           int reduce, double timeout_s, bool asynchronous) {
+  const auto type = checked<Dtype>(dtype, "dtype");
+  const auto operation = checked<Reduce>(reduce, "reduce operation");
+  return dispatch(self, timeout_s, asynchronous, [=, &self](Deadline deadline) {
+    return self.all_reduce(at(address), count, type, operation, deadline);
+  });
+}
+
+// `asynchronous` makes a call return a Pending, which keeps the session alive.
 void bind_calls(nb::class_<Session>& session) {
   session.def(
       "enter",
@@ -83,46 +115,23 @@ void bind_calls(nb::class_<Session>& session) {
       },
       nb::arg("timeout_s"));
   session.def(
-      "barrier",
+      "close",
       [](Session& self, double timeout_s) {
-        run_released([&] { return self.barrier(Deadline::after(timeout_s)); });
+        const Unlocked unlocked;
+        self.close(Deadline::after(timeout_s));
       },
       nb::arg("timeout_s"));
-  session.def(
-      "broadcast",
-      [](Session& self, std::uintptr_t address, std::size_t count, int dtype, int root,
-         double timeout_s) {
-        const auto type = checked<Dtype>(dtype, "dtype");
-        run_released([&] {
-          return self.broadcast(at(address), count, type, root, Deadline::after(timeout_s));
-        });
-      },
-      nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"),
-      nb::arg("timeout_s"));
-  session.def(
-      "reduce",
-      [](Session& self, std::uintptr_t address, std::size_t count, int dtype, int reduce, int root,
-         double timeout_s) {
-        const auto type = checked<Dtype>(dtype, "dtype");
-        const auto operation = checked<Reduce>(reduce, "reduce operation");
-        run_released([&] {
-          return self.reduce(at(address), count, type, operation, root, Deadline::after(timeout_s));
-        });
-      },
-      nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduce"), nb::arg("root"),
-      nb::arg("timeout_s"));
-  session.def(
-      "all_reduce",
-      [](Session& self, std::uintptr_t address, std::size_t count, int dtype, int reduce,
-         double timeout_s) {
-        const auto type = checked<Dtype>(dtype, "dtype");
-        const auto operation = checked<Reduce>(reduce, "reduce operation");
-        run_released([&] {
-          return self.all_reduce(at(address), count, type, operation, Deadline::after(timeout_s));
-        });
-      },
-      nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduce"),
-      nb::arg("timeout_s"));
+  session.def("barrier", &call_barrier, nb::arg("timeout_s"), nb::arg("asynchronous") = false,
+              nb::keep_alive<0, 1>());
+  session.def("broadcast", &call_broadcast, nb::arg("address"), nb::arg("count"), nb::arg("dtype"),
+              nb::arg("root"), nb::arg("timeout_s"), nb::arg("asynchronous") = false,
+              nb::keep_alive<0, 1>());
+  session.def("reduce", &call_reduce, nb::arg("address"), nb::arg("count"), nb::arg("dtype"),
+              nb::arg("reduce"), nb::arg("root"), nb::arg("timeout_s"),
+              nb::arg("asynchronous") = false, nb::keep_alive<0, 1>());
+  session.def("all_reduce", &call_all_reduce, nb::arg("address"), nb::arg("count"),
+              nb::arg("dtype"), nb::arg("reduce"), nb::arg("timeout_s"),
+              nb::arg("asynchronous") = false, nb::keep_alive<0, 1>());
 }
 
 }  // namespace
@@ -145,6 +154,7 @@ void bind_session(nb::module_& module) {
       .def("abort", &Session::abort, nb::arg("reason"))
       .def("leave", &Session::leave, nb::arg("note"))
       .def("report", &report);
+  bind_pending(module);
   bind_calls(session);
   bind_piece_calls(session);
   module.def("local_sessions", &local_sessions, nb::arg("ranks"), nb::arg("staging_bytes"));

@@ -3,9 +3,12 @@
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "session/session.h"
 
 namespace gradsync {
@@ -15,10 +18,29 @@ template <typename Call>
 void run_released(Call call) {
   Status status;
   {
-    const nanobind::gil_scoped_release released;
+    const Unlocked unlocked;
     status = call();
   }
   raise_if_failed(status);
+}
+
+// A call that was handed in, for Python.
+struct Pending {
+  Session* session;  // kept alive by the Python object of this one
+  std::shared_ptr<Ticket> ticket;
+};
+
+// Carries a call out and returns None, or hands it in and returns its Pending. Its time begins when
+// it is carried out, not while it waits for those before it. `call` owns what it refers to.
+template <typename Call>
+nanobind::object dispatch(Session& self, double timeout_s, bool asynchronous, Call call) {
+  if (!asynchronous) {
+    run_released([&] { return call(Deadline::after(timeout_s)); });
+    return nanobind::none();
+  }
+  return nanobind::cast(Pending{&self, self.post([call = std::move(call), timeout_s] {
+                                  return call(Deadline::after(timeout_s));
+                                })});
 }
 
 inline std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
@@ -31,6 +53,8 @@ Enum checked(int number, const char* what) {
   }
   return static_cast<Enum>(number);
 }
+
+void bind_pending(nanobind::module_& module);
 
 // Calls that take one address per rank: bindings/pieces.cc.
 void bind_piece_calls(nanobind::class_<Session>& session);

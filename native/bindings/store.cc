@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "common/interrupt.h"
 #include "store/client.h"
 #include "store/server.h"
@@ -23,40 +24,6 @@ using store::Address;
 using store::Client;
 using store::Server;
 using store::ServerOptions;
-
-bool is_finalizing() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
-
-// Lets go of the GIL. A thread that comes back while the interpreter is being torn down stays here
-// until the process ends: Python before 3.14 would unwind it through C++ frames and crash.
-class Unlocked {
- public:
-  Unlocked() : at_end_(is_finalizing()), state_(PyEval_SaveThread()) {}
-  ~Unlocked() {
-    while (!at_end_ && is_finalizing()) ::pause();
-    PyEval_RestoreThread(state_);
-  }
-  Unlocked(const Unlocked&) = delete;
-  Unlocked& operator=(const Unlocked&) = delete;
-
- private:
-  bool at_end_;  // we are the thread that tears down
-  PyThreadState* state_;
-};
-
-// Python runs signal handlers in the main thread only, so only that one has to ask.
-bool check_signals() {
-  if (::gettid() != ::getpid() || is_finalizing()) return false;
-  const PyGILState_STATE state = PyGILState_Ensure();
-  const bool raised = PyErr_CheckSignals() != 0;
-  PyGILState_Release(state);
-  return raised;
-}
 
 // What a signal handler has raised comes first, even when the answer came in the same moment.
 void raise_if_stopped(const Status& status) {
@@ -279,7 +246,6 @@ void bind_queues(nb::class_<Client>& type) {
 }  // namespace
 
 void bind_store(nb::module_& module) {
-  interrupt_hook = check_signals;
   bind_server(module);
   nb::class_<Client> type(module, "StoreClient",
                           "A connection to a store's server. Every last argument is the longest "

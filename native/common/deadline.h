@@ -23,6 +23,7 @@ class Deadline {
   }
   static Deadline never() { return {}; }
 
+  bool is_never() const { return at_ == Clock::time_point::max(); }
   bool expired() const { return at_ != Clock::time_point::max() && Clock::now() >= at_; }
 
   // Nanoseconds left, at most `cap`, never negative.

@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "common/background.h"
 #include "common/status.h"
 
 namespace gradsync {
@@ -12,8 +13,20 @@ namespace gradsync {
 inline std::atomic<bool (*)()> interrupt_hook{nullptr};
 
 inline bool interrupted() {
+  if (is_background) return false;
   bool (*const hook)() = interrupt_hook.load(std::memory_order_relaxed);
   return hook != nullptr && hook();
+}
+
+// Runs something that may block without the embedding language's lock, which whoever we wait for
+// may need.
+inline std::atomic<void (*)(void (*)(void*), void*)> unlocked_hook{nullptr};
+
+template <typename Function>
+void run_unlocked(Function function) {
+  auto* const hook = unlocked_hook.load(std::memory_order_relaxed);
+  if (hook == nullptr) return function();
+  hook([](void* f) { (*static_cast<Function*>(f))(); }, &function);
 }
 
 inline Status interrupted_status() {

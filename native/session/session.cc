@@ -139,24 +139,44 @@ Status Session::local(int ranks, std::size_t staging_bytes,
   return Status::success();
 }
 
+Session::~Session() {
+  if (is_ours()) {
+    // The worker may be waiting for the lock of whoever destroys us.
+    run_unlocked([this] { close(Deadline::after(0)); });
+  } else {
+    queue_.forget_worker();
+  }
+}
+
+void Session::close(Deadline deadline) {
+  if (!is_ours()) return;
+  queue_.drain(deadline);
+  team_.cancel();
+  queue_.close();
+  leave("");
+}
+
+std::shared_ptr<Ticket> Session::post(Queue::Call call) {
+  if (is_ours()) return queue_.post(std::move(call));
+  auto refused = std::make_shared<Ticket>();
+  refused->complete(not_ours());
+  return refused;
+}
+
+Status Session::not_ours() const {
+  return Status::error(Code::invalid, "this process is a fork of rank " + std::to_string(rank()) +
+                                          " and not a rank itself; only the rank may use its "
+                                          "group, so pass it what it shall send");
+}
+
 template <typename Call>
 Status Session::run(Deadline deadline, Call call) {
-  if (!is_ours()) {
-    return Status::error(Code::invalid, "this process is a fork of rank " + std::to_string(rank()) +
-                                            " and not a rank itself; only the rank may use its "
-                                            "group, so pass it what it shall send");
-  }
-  std::unique_lock<std::mutex> lock(one_call_, std::try_to_lock);
-  // Rare: another thread is inside a call. Polled rather than awaited with a timed mutex, which the
-  // thread sanitizer of GCC 12 does not know.
-  while (!lock.owns_lock()) {
-    if (deadline.expired()) {
-      return Status::error(Code::timeout, "another thread of this rank is inside a call");
-    }
-    if (interrupted()) return interrupted_status();
-    ::usleep(200);
-    (void)lock.try_lock();
-  }
+  if (!is_ours()) return not_ours();
+  return queue_.run(deadline, [&] { return guarded(call); });
+}
+
+template <typename Call>
+Status Session::guarded(Call& call) {
   if (!broken_.ok()) return broken_;
   Status status = team_.check_aborted();
   if (status.ok()) status = call();

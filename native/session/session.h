@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "common/fork.h"
 #include "memory/handoff.h"
 #include "memory/segment.h"
+#include "session/queue.h"
 #include "sync/team.h"
 
 namespace gradsync {
@@ -36,7 +36,7 @@ class Session {
   // Over memory that is mapped already.
   Session(std::shared_ptr<Segment> segment, int rank, int ranks, Liveness liveness);
   Status enter(Deadline deadline) { return team_.enter(deadline); }
-  ~Session() { leave(""); }
+  ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -64,6 +64,13 @@ class Session {
   Status all_to_all(const Pieces<const std::byte>& inputs, const Pieces<std::byte>& outputs,
                     Dtype dtype, Deadline deadline);
 
+  // Hands in a call (one of the above) to be carried out after those before it.
+  std::shared_ptr<Ticket> post(Queue::Call call);
+  Status wait(Ticket& ticket, Deadline deadline) { return queue_.wait(ticket, deadline); }
+  // Gives calls that were handed in until the deadline to end by themselves, ends the others, and
+  // leaves. Later calls fail.
+  void close(Deadline deadline);
+
   // These may be called while another thread is inside a call.
   void abort(const std::string& reason) { team_.abort(reason); }
   void leave(const std::string& note) {
@@ -79,6 +86,9 @@ class Session {
   // comes next, so every later call fails with the same status.
   template <typename Call>
   Status run(Deadline deadline, Call call);
+  template <typename Call>
+  Status guarded(Call& call);
+  Status not_ours() const;
 
   Status check_root(int root) const;
   // A list with an entry for each rank, or an empty one where the rank needs none.
@@ -88,8 +98,8 @@ class Session {
   Team team_;
   Staging staging_;
   std::uint64_t opened_in_ = fork_generation();
-  std::mutex one_call_;
-  Status broken_;
+  Status broken_;  // written and read by whoever has the turn
+  Queue queue_;
 };
 
 }  // namespace gradsync

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 
+#include "common/background.h"
 #include "common/cgroup.h"
 #include "common/interrupt.h"
 #include "sync/futex.h"
@@ -157,11 +158,12 @@ Status Team::wait_for_all(std::uint64_t step, Deadline deadline) {
 
 Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline) {
   if (has_reached(peer, step)) return Status::success();
-  for (int i = 0; i < patience_.spins; ++i) {
+  const Patience patience = is_background ? Patience{0, 1} : patience_;
+  for (int i = 0; i < patience.spins; ++i) {
     pause_briefly();
     if (has_reached(peer, step)) return Status::success();
   }
-  for (int i = 0; i < patience_.yields; ++i) {
+  for (int i = 0; i < patience.yields; ++i) {
     ::sched_yield();
     if (has_reached(peer, step)) return Status::success();
   }
@@ -184,6 +186,10 @@ Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline) {
 }
 
 Status Team::check_aborted() const {
+  if (cancelled_.load(std::memory_order_relaxed)) {
+    return Status::error(Code::aborted, "the group was destroyed while a call was in flight",
+                         {rank_});
+  }
   const std::uint32_t aborter = header_->aborted.load(std::memory_order_acquire);
   if (aborter == 0) return Status::success();
   return Status::error(Code::aborted, header_->reason.data(), {static_cast<int>(aborter) - 1});

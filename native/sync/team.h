@@ -2,6 +2,7 @@
 // It knows nothing of what a call does. All acquire/release pairs of the core are in team.cc.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -33,7 +34,6 @@ struct RankReport {
 
 class Team {
  public:
-  Team() = default;
   // `memory` holds segment_bytes(ranks, staging) bytes; rank 0 or whoever created it called
   // format().
   Team(std::byte* memory, int rank, int ranks, Liveness liveness);
@@ -51,6 +51,8 @@ class Team {
   void leave(const std::string& note);
   // Makes every present wait and every later call of every rank fail.
   void abort(const std::string& reason, bool gave_up = false);
+  // Makes the waits of this rank alone fail: it is about to go.
+  void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
   // Says whether somebody has, who and why.
   Status check_aborted() const;
 
@@ -91,6 +93,7 @@ class Team {
   std::uint64_t progress_ = 0;
   std::uint64_t reached_by_all_ = 0;  // the newest step that a wait_for_all has seen
   std::uint64_t sequence_ = 0;
+  std::atomic<bool> cancelled_{false};
   Patience patience_;
   Liveness liveness_;
 };

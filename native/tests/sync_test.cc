@@ -1,5 +1,6 @@
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 
@@ -106,7 +107,7 @@ TEST(rank_that_went_because_of_another_is_not_blamed) {
   Segment segment;
   CHECK_OK(Segment::create(segment_bytes(ranks, small_staging), segment));
   Team::format(segment.data(), ranks, small_staging);
-  std::vector<Team> teams;
+  std::deque<Team> teams;
   for (int rank = 0; rank < ranks; ++rank) {
     teams.emplace_back(segment.data(), rank, ranks, Liveness());
     (void)teams.back().enter(Deadline::after(0));

@@ -1,6 +1,6 @@
 """The native core as Python sees it; ``tests/meta/test_stub.py`` compares it with the extension."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 class StatusError(RuntimeError):
     """A failure inside the native core; ``args`` is ``(code, message, ranks)``."""
@@ -23,6 +23,13 @@ class Link:
     def __init__(self, name: str) -> None: ...
     def join(self, secret: bytes, rank: int, ranks: int, timeout_s: float) -> Session: ...
 
+class Pending:
+    """A call that was handed in."""
+
+    def done(self) -> bool: ...
+    def wait(self, timeout_s: float) -> bool: ...
+    def on_done(self, callback: Callable[[], object]) -> None: ...
+
 class Session:
     """A group in shared memory."""
 
@@ -33,22 +40,50 @@ class Session:
     @property
     def sequence(self) -> int: ...
     def enter(self, timeout_s: float) -> None: ...
-    def barrier(self, timeout_s: float) -> None: ...
+    def close(self, timeout_s: float) -> None: ...
+
+    # Asynchronous calls are handed in and return what to wait for.
+    def barrier(self, timeout_s: float, asynchronous: bool = False) -> Pending | None: ...
     def broadcast(
-        self, address: int, count: int, dtype: int, root: int, timeout_s: float
-    ) -> None: ...
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        root: int,
+        timeout_s: float,
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def all_reduce(
-        self, address: int, count: int, dtype: int, reduce: int, timeout_s: float
-    ) -> None: ...
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        reduce: int,
+        timeout_s: float,
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def reduce(
-        self, address: int, count: int, dtype: int, reduce: int, root: int, timeout_s: float
-    ) -> None: ...
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        reduce: int,
+        root: int,
+        timeout_s: float,
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
 
     # Lists have one address (or count, in elements) per rank; ``gather``'s outputs and
     # ``scatter``'s inputs are empty on ranks other than the root.
     def all_gather(
-        self, address: int, count: int, dtype: int, outputs: Sequence[int], timeout_s: float
-    ) -> None: ...
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        outputs: Sequence[int],
+        timeout_s: float,
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def gather(
         self,
         address: int,
@@ -57,7 +92,8 @@ class Session:
         outputs: Sequence[int],
         root: int,
         timeout_s: float,
-    ) -> None: ...
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def scatter(
         self,
         inputs: Sequence[int],
@@ -66,7 +102,8 @@ class Session:
         dtype: int,
         root: int,
         timeout_s: float,
-    ) -> None: ...
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def reduce_scatter(
         self,
         inputs: Sequence[int],
@@ -75,7 +112,8 @@ class Session:
         dtype: int,
         reduce: int,
         timeout_s: float,
-    ) -> None: ...
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def all_to_all(
         self,
         inputs: Sequence[int],
@@ -84,7 +122,8 @@ class Session:
         output_counts: Sequence[int],
         dtype: int,
         timeout_s: float,
-    ) -> None: ...
+        asynchronous: bool = False,
+    ) -> Pending | None: ...
     def abort(self, reason: str) -> None: ...
     def leave(self, note: str) -> None: ...
     def report(self) -> list[tuple[int, int, int, int, int, int]]: ...

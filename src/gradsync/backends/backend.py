@@ -31,10 +31,13 @@ class Backend(Protocol):
     name: str
 
     def submit(self, call: Call) -> Work:
-        """Start, or carry out, a call; a call on one group follows the ones before it."""
+        """Carry out a call, or start an asynchronous one; calls follow the ones before them."""
 
     def abort(self, reason: str) -> None:
         """Make every present and later call of every rank fail with ``reason``."""
 
     def leave(self, note: str = "") -> None:
         """Tell the peers that this rank is going; a note says what went wrong. Never blocks."""
+
+    def close(self) -> None:
+        """Leave, after a moment for calls in flight, and give back what the group holds."""

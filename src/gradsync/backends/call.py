@@ -41,6 +41,8 @@ class Call(NamedTuple):
     root: int = 0
     inputs: tuple[Buffer, ...] = ()
     outputs: tuple[Buffer, ...] = ()
+    asynchronous: bool = False
+    """Whether ``submit`` may return before the call is carried out."""
 
     @property
     def main_buffer(self) -> Buffer:

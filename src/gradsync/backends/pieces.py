@@ -19,12 +19,12 @@ from gradsync.errors import BackendUnavailable
 __all__ = ["run_pieces"]
 
 
-def run_pieces(session: _native.Session, call: Call) -> None:
-    """Carry out a call of one of the operations below."""
+def run_pieces(session: _native.Session, call: Call) -> _native.Pending | None:
+    """Carry out a call of one of the operations below, or hand it in."""
     run = _RUN.get(call.op.number)
     if run is None:
         raise BackendUnavailable(f"the shared-memory backend has no {call.op.name}")
-    run(session, call)
+    return run(session, call)
 
 
 def _addresses(buffers: tuple[Buffer, ...]) -> list[int]:
@@ -35,45 +35,62 @@ def _counts(buffers: tuple[Buffer, ...]) -> list[int]:
     return [buffer.numel for buffer in buffers]
 
 
-def _reduce(session: _native.Session, call: Call) -> None:
+def _reduce(session: _native.Session, call: Call) -> _native.Pending | None:
     address, count, dtype, _ = call.buffer
-    session.reduce(address, count, dtype, call.reduce, call.root, call.timeout_s)
+    return session.reduce(
+        address, count, dtype, call.reduce, call.root, call.timeout_s, call.asynchronous
+    )
 
 
-def _all_gather(session: _native.Session, call: Call) -> None:
+def _all_gather(session: _native.Session, call: Call) -> _native.Pending | None:
     address, count, dtype, _ = call.buffer
-    session.all_gather(address, count, dtype, _addresses(call.outputs), call.timeout_s)
+    return session.all_gather(
+        address, count, dtype, _addresses(call.outputs), call.timeout_s, call.asynchronous
+    )
 
 
-def _gather(session: _native.Session, call: Call) -> None:
+def _gather(session: _native.Session, call: Call) -> _native.Pending | None:
     address, count, dtype, _ = call.buffer
-    session.gather(address, count, dtype, _addresses(call.outputs), call.root, call.timeout_s)
+    return session.gather(
+        address,
+        count,
+        dtype,
+        _addresses(call.outputs),
+        call.root,
+        call.timeout_s,
+        call.asynchronous,
+    )
 
 
-def _scatter(session: _native.Session, call: Call) -> None:
+def _scatter(session: _native.Session, call: Call) -> _native.Pending | None:
     address, count, dtype, _ = call.buffer
-    session.scatter(_addresses(call.inputs), address, count, dtype, call.root, call.timeout_s)
+    return session.scatter(
+        _addresses(call.inputs), address, count, dtype, call.root, call.timeout_s, call.asynchronous
+    )
 
 
-def _reduce_scatter(session: _native.Session, call: Call) -> None:
+def _reduce_scatter(session: _native.Session, call: Call) -> _native.Pending | None:
     address, _, dtype, _ = call.buffer
     inputs, counts = _addresses(call.inputs), _counts(call.inputs)
-    session.reduce_scatter(inputs, counts, address, dtype, call.reduce, call.timeout_s)
+    return session.reduce_scatter(
+        inputs, counts, address, dtype, call.reduce, call.timeout_s, call.asynchronous
+    )
 
 
-def _all_to_all(session: _native.Session, call: Call) -> None:
+def _all_to_all(session: _native.Session, call: Call) -> _native.Pending | None:
     inputs, outputs = call.inputs, call.outputs
-    session.all_to_all(
+    return session.all_to_all(
         _addresses(inputs),
         _counts(inputs),
         _addresses(outputs),
         _counts(outputs),
         inputs[0].dtype,
         call.timeout_s,
+        call.asynchronous,
     )
 
 
-_RUN: dict[int, Callable[[_native.Session, Call], None]] = {
+_RUN: dict[int, Callable[[_native.Session, Call], _native.Pending | None]] = {
     REDUCE.number: _reduce,
     ALL_GATHER.number: _all_gather,
     GATHER.number: _gather,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -16,6 +17,7 @@ from gradsync import _native
 from gradsync.backends.backend import Bootstrap
 from gradsync.backends.call import Call
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
+from gradsync.backends.pending import PendingWork
 from gradsync.backends.pieces import run_pieces
 from gradsync.backends.translate import (
     RankState,
@@ -30,6 +32,7 @@ from gradsync.base.host import HostEvidence, is_dead, islands
 from gradsync.errors import (
     BackendUnavailable,
     DistBackendError,
+    DistError,
     PeerLostError,
     RendezvousError,
     StoreConnectionError,
@@ -50,14 +53,22 @@ _LOOK_S = 0.1
 _DONE = DoneWork([])
 
 
+_MOMENT_S = 5.0
+"""For calls in flight when their group is destroyed: enough for ranks that do it at the same time,
+and no long wait for one that never comes."""
+
+
 class ShmBackend:
-    """Runs calls on a native session, in the caller's own thread."""
+    """Runs calls on a native session: in the caller's own thread, or in the session's worker."""
 
     name = "shm"
 
     def __init__(self, session: _native.Session) -> None:
         self._session = session
         self._broken: DistBackendError | None = None
+        self._has_left = False
+        # What asynchronous calls work on must live as long as they do, whoever drops their handles.
+        self._in_flight: deque[tuple[_native.Pending, Call]] = deque()
 
     @classmethod
     def open(cls, bootstrap: Bootstrap) -> ShmBackend:
@@ -65,10 +76,12 @@ class ShmBackend:
         return cls(share_memory(bootstrap))
 
     def submit(self, call: Call) -> Work:
-        """Carry out a call and return its handle."""
+        """Carry out a call, or hand it in, and return its handle."""
         if self._broken is not None:
             raise copy.copy(self._broken)
         op, buffer, timeout_s = call.op, call.buffer, call.timeout_s
+        if call.asynchronous:
+            return self._start(call)
         try:
             if op is ALL_REDUCE:
                 self._session.all_reduce(
@@ -83,12 +96,33 @@ class ShmBackend:
             else:
                 run_pieces(self._session, call)
         except _native.StatusError as error:
-            failure = call_error(error, self._session, call)
-            if isinstance(failure, DistBackendError):
-                # A copy that is never raised: a traceback would keep this group's memory alive.
-                self._broken = broken_error(failure)
-            raise failure from None
+            raise self._failure(error, call) from None
         return _DONE
+
+    def _start(self, call: Call) -> Work:
+        session, (address, count, dtype, _) = self._session, call.buffer
+        pending: _native.Pending | None
+        if call.op is ALL_REDUCE:
+            pending = session.all_reduce(address, count, dtype, call.reduce, call.timeout_s, True)
+        elif call.op is BROADCAST:
+            pending = session.broadcast(address, count, dtype, call.root, call.timeout_s, True)
+        elif call.op is BARRIER:
+            pending = session.barrier(call.timeout_s, True)
+        else:
+            pending = run_pieces(session, call)
+        assert pending is not None
+        in_flight = self._in_flight
+        while in_flight and in_flight[0][0].done():
+            in_flight.popleft()
+        in_flight.append((pending, call))
+        return PendingWork(pending, call, self._failure)
+
+    def _failure(self, error: _native.StatusError, call: Call) -> DistError:
+        failure = call_error(error, self._session, call)
+        if isinstance(failure, DistBackendError) and self._broken is None:
+            # A copy that is never raised: a traceback would keep this group's memory alive.
+            self._broken = broken_error(failure)
+        return failure
 
     def abort(self, reason: str) -> None:
         """Make every present and later call of every rank fail with ``reason``."""
@@ -96,7 +130,13 @@ class ShmBackend:
 
     def leave(self, note: str = "") -> None:
         """Tell the peers that this rank is going."""
+        self._has_left = True
         self._session.leave(printable(note))
+
+    def close(self) -> None:
+        """Leave, after a moment for calls in flight; their handles get an error after that."""
+        self._session.close(0 if self._has_left else _MOMENT_S)
+        self._in_flight.clear()
 
     def states(self) -> list[RankState]:
         """Return what every rank is doing."""

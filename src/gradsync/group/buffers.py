@@ -14,7 +14,6 @@ __all__ = [
     "check_dtypes",
     "check_list",
     "check_shapes",
-    "copy_all_back",
     "copy_back",
     "output_view",
     "parts",
@@ -107,10 +106,3 @@ def check_shapes(tensors: Sequence[torch.Tensor], shape: torch.Size, op_name: st
                 f"{op_name}: tensor {number} of the list has the shape {tuple(tensor.shape)}, "
                 f"where {tuple(shape)} is needed"
             )
-
-
-def copy_all_back(tensors: Sequence[torch.Tensor], buffers: Sequence[Buffer]) -> None:
-    """Bring the results home where the call worked on contiguous copies."""
-    for tensor, buffer in zip(tensors, buffers, strict=True):
-        if buffer.owner is not tensor:
-            copy_back(tensor, buffer)

@@ -8,6 +8,7 @@ from gradsync.backends.call import Call
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.errors import UsageError
+from gradsync.group.work import GroupWork, Prepared, bring_home
 
 __all__ = ["Caller"]
 
@@ -25,6 +26,15 @@ class Caller:
 
     def _limit(self, timeout: Timeout | None) -> float:
         raise NotImplementedError
+
+    def _carry_out(self, prepared: Prepared) -> None:
+        self.submit(prepared.call)
+        if prepared.copies:
+            bring_home(prepared.copies)
+
+    def _start(self, prepared: Prepared) -> Work:
+        work = self.submit(prepared.call._replace(asynchronous=True))
+        return GroupWork(work, prepared.outputs, prepared.copies)
 
     def _check_root(self, op_name: str, root: int) -> None:
         if not 0 <= root < self._size:

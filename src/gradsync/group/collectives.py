@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch
 
-from gradsync.backends.work import DoneWork, Work
+from gradsync.backends.work import Work
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
@@ -71,10 +71,6 @@ def root_in_group(
     return group.members.group_rank(world_rank)
 
 
-def _work(async_op: bool, outputs: list[torch.Tensor]) -> Work | None:
-    return DoneWork(outputs) if async_op else None
-
-
 def all_reduce(
     tensor: torch.Tensor,
     op: ReduceOp = ReduceOp.SUM,
@@ -94,8 +90,10 @@ def all_reduce(
     where = member_group("all_reduce", group)
     if where is None:
         return None
+    if async_op:
+        return where.all_reduce_async(tensor, op)
     where.all_reduce(tensor, op)
-    return _work(async_op, [tensor])
+    return None
 
 
 def broadcast(
@@ -110,8 +108,10 @@ def broadcast(
     if where is None:
         return None
     root = root_in_group("broadcast", where, src, group_src)
+    if async_op:
+        return where.broadcast_async(tensor, root)
     where.broadcast(tensor, root)
-    return _work(async_op, [tensor])
+    return None
 
 
 def reduce(
@@ -127,8 +127,10 @@ def reduce(
     if where is None:
         return None
     root = root_in_group("reduce", where, dst, group_dst)
+    if async_op:
+        return where.reduce_async(tensor, root, op)
     where.reduce(tensor, root, op)
-    return _work(async_op, [tensor])
+    return None
 
 
 def all_gather(
@@ -141,8 +143,10 @@ def all_gather(
     where = member_group("all_gather", group)
     if where is None:
         return None
+    if async_op:
+        return where.all_gather_async(tensor_list, tensor)
     where.all_gather(tensor_list, tensor)
-    return _work(async_op, tensor_list)
+    return None
 
 
 def all_gather_single(
@@ -155,8 +159,10 @@ def all_gather_single(
     where = member_group("all_gather_single", group)
     if where is None:
         return None
+    if async_op:
+        return where.all_gather_single_async(output, input)
     where.all_gather_single(output, input)
-    return _work(async_op, [output])
+    return None
 
 
 def gather(
@@ -172,8 +178,10 @@ def gather(
     if where is None:
         return None
     root = root_in_group("gather", where, dst, group_dst, otherwise=0)
+    if async_op:
+        return where.gather_async(tensor, gather_list, root)
     where.gather(tensor, gather_list, root)
-    return _work(async_op, gather_list or [])
+    return None
 
 
 def scatter(
@@ -189,8 +197,10 @@ def scatter(
     if where is None:
         return None
     root = root_in_group("scatter", where, src, group_src, otherwise=0)
+    if async_op:
+        return where.scatter_async(tensor, scatter_list, root)
     where.scatter(tensor, scatter_list, root)
-    return _work(async_op, [tensor])
+    return None
 
 
 def reduce_scatter(
@@ -204,8 +214,10 @@ def reduce_scatter(
     where = member_group("reduce_scatter", group)
     if where is None:
         return None
+    if async_op:
+        return where.reduce_scatter_async(output, input_list, op)
     where.reduce_scatter(output, input_list, op)
-    return _work(async_op, [output])
+    return None
 
 
 def reduce_scatter_single(
@@ -219,8 +231,10 @@ def reduce_scatter_single(
     where = member_group("reduce_scatter_single", group)
     if where is None:
         return None
+    if async_op:
+        return where.reduce_scatter_single_async(output, input, op)
     where.reduce_scatter_single(output, input, op)
-    return _work(async_op, [output])
+    return None
 
 
 def all_to_all(
@@ -234,8 +248,10 @@ def all_to_all(
     if where is None:
         return None
     outputs, inputs = output_tensor_list, input_tensor_list
+    if async_op:
+        return where.all_to_all_async(outputs, inputs)
     where.all_to_all(outputs, inputs)
-    return _work(async_op, outputs)
+    return None
 
 
 def all_to_all_single(
@@ -251,8 +267,10 @@ def all_to_all_single(
     if where is None:
         return None
     splits = output_split_sizes or None, input_split_sizes or None
+    if async_op:
+        return where.all_to_all_single_async(output, input, *splits)
     where.all_to_all_single(output, input, *splits)
-    return _work(async_op, [output])
+    return None
 
 
 def barrier(
@@ -265,8 +283,10 @@ def barrier(
     where = member_group("barrier", group)
     if where is None:
         return None
+    if async_op:
+        return where.barrier_async(timeout)
     where.barrier(timeout)
-    return _work(async_op, [])
+    return None
 
 
 all_gather_into_tensor = all_gather_single

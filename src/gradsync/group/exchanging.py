@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 import torch
 
-from gradsync.backends.call import NO_BUFFER, Buffer, Call
+from gradsync.backends.call import NO_BUFFER, Call
 from gradsync.backends.ops import ALL_TO_ALL
+from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.errors import UsageError
 from gradsync.group.buffers import (
     check_dtypes,
     check_list,
-    copy_all_back,
-    copy_back,
     output_view,
     parts,
     view,
 )
 from gradsync.group.caller import Caller
+from gradsync.group.work import Prepared
 
 __all__ = ["Exchanging"]
 
@@ -37,14 +37,31 @@ class Exchanging(Caller):
 
         Shapes are free, as long as each rank expects as many elements as are sent to it.
         """
+        self._carry_out(self._all_to_all(outputs, inputs, timeout))
+
+    def all_to_all_async(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``all_to_all`` and return its handle."""
+        return self._start(self._all_to_all(outputs, inputs, timeout))
+
+    def _all_to_all(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        timeout: Timeout | None,
+    ) -> Prepared:
         check_list(outputs, self._size, "all_to_all", "outputs")
         check_list(inputs, self._size, "all_to_all", "inputs")
         given = tuple([view(tensor, "all_to_all") for tensor in inputs])
         check_dtypes(inputs, inputs[0].dtype, "all_to_all")
         check_dtypes(outputs, inputs[0].dtype, "all_to_all")
         into = tuple([output_view(tensor, "all_to_all") for tensor in outputs])
-        self._exchange(given, into, timeout)
-        copy_all_back(outputs, into)
+        call = Call(ALL_TO_ALL, NO_BUFFER, self._limit(timeout), inputs=given, outputs=into)
+        return Prepared(call, list(outputs), tuple(zip(outputs, into, strict=True)))
 
     def all_to_all_single(
         self,
@@ -59,6 +76,31 @@ class Exchanging(Caller):
         The parts are along dimension 0, in rank order: as many rows as the splits say, or equal
         ones.
         """
+        self._carry_out(
+            self._all_to_all_single(output, tensor, output_splits, input_splits, timeout)
+        )
+
+    def all_to_all_single_async(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``all_to_all_single`` and return its handle."""
+        return self._start(
+            self._all_to_all_single(output, tensor, output_splits, input_splits, timeout)
+        )
+
+    def _all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        timeout: Timeout | None,
+    ) -> Prepared:
         name = "all_to_all_single"
         given = view(tensor, name)
         whole = output_view(output, name)
@@ -71,14 +113,14 @@ class Exchanging(Caller):
         received = self._part_counts("output", output, output_splits)
         sent = self._part_counts("input", tensor, input_splits)
         width = tensor.element_size()
-        self._exchange(parts(given, sent, width), parts(whole, received, width), timeout)
-        copy_back(output, whole)
-
-    def _exchange(
-        self, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], timeout: Timeout | None
-    ) -> None:
-        limit = self._limit(timeout)
-        self.submit(Call(ALL_TO_ALL, NO_BUFFER, limit, inputs=inputs, outputs=outputs))
+        call = Call(
+            ALL_TO_ALL,
+            NO_BUFFER,
+            self._limit(timeout),
+            inputs=parts(given, sent, width),
+            outputs=parts(whole, received, width),
+        )
+        return Prepared(call, [output], ((output, whole),))
 
     def _part_counts(
         self, what: str, tensor: torch.Tensor, splits: Sequence[int] | None

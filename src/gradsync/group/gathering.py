@@ -8,6 +8,7 @@ import torch
 
 from gradsync.backends.call import Buffer, Call
 from gradsync.backends.ops import ALL_GATHER, GATHER, SCATTER
+from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
@@ -15,13 +16,12 @@ from gradsync.group.buffers import (
     check_dtypes,
     check_list,
     check_shapes,
-    copy_all_back,
-    copy_back,
     output_view,
     parts,
     view,
 )
 from gradsync.group.caller import Caller
+from gradsync.group.work import Prepared
 
 __all__ = ["Gathering"]
 
@@ -39,10 +39,27 @@ class Gathering(Caller):
 
         ``tensor`` may be this rank's own entry of ``outputs``.
         """
+        self._carry_out(self._all_gather(outputs, tensor, timeout))
+
+    def all_gather_async(
+        self,
+        outputs: Sequence[torch.Tensor],
+        tensor: torch.Tensor,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``all_gather`` and return its handle."""
+        return self._start(self._all_gather(outputs, tensor, timeout))
+
+    def _all_gather(
+        self,
+        outputs: Sequence[torch.Tensor],
+        tensor: torch.Tensor,
+        timeout: Timeout | None,
+    ) -> Prepared:
         buffer = view(tensor, "all_gather")
         into = self._output_list("all_gather", outputs, tensor)
-        self.submit(Call(ALL_GATHER, buffer, self._limit(timeout), outputs=into))
-        copy_all_back(outputs, into)
+        call = Call(ALL_GATHER, buffer, self._limit(timeout), outputs=into)
+        return Prepared(call, list(outputs), tuple(zip(outputs, into, strict=True)))
 
     def all_gather_single(
         self, output: torch.Tensor, tensor: torch.Tensor, timeout: Timeout | None = None
@@ -51,12 +68,23 @@ class Gathering(Caller):
 
         ``tensor`` may be this rank's own part of ``output``.
         """
+        self._carry_out(self._all_gather_single(output, tensor, timeout))
+
+    def all_gather_single_async(
+        self, output: torch.Tensor, tensor: torch.Tensor, timeout: Timeout | None = None
+    ) -> Work:
+        """Start ``all_gather_single`` and return its handle."""
+        return self._start(self._all_gather_single(output, tensor, timeout))
+
+    def _all_gather_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, timeout: Timeout | None
+    ) -> Prepared:
         self._check_stacked("all_gather_single", output, tensor, ("the output", "the input"))
         buffer = view(tensor, "all_gather_single")
         whole = output_view(output, "all_gather_single")
         into = parts(whole, [buffer.numel] * self._size, tensor.element_size())
-        self.submit(Call(ALL_GATHER, buffer, self._limit(timeout), outputs=into))
-        copy_back(output, whole)
+        call = Call(ALL_GATHER, buffer, self._limit(timeout), outputs=into)
+        return Prepared(call, [output], ((output, whole),))
 
     def gather(
         self,
@@ -69,6 +97,25 @@ class Gathering(Caller):
 
         The other ranks give no outputs.
         """
+        self._carry_out(self._gather(tensor, outputs, root, timeout))
+
+    def gather_async(
+        self,
+        tensor: torch.Tensor,
+        outputs: Sequence[torch.Tensor] | None,
+        root: int,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``gather`` and return its handle."""
+        return self._start(self._gather(tensor, outputs, root, timeout))
+
+    def _gather(
+        self,
+        tensor: torch.Tensor,
+        outputs: Sequence[torch.Tensor] | None,
+        root: int,
+        timeout: Timeout | None,
+    ) -> Prepared:
         self._check_root("gather", root)
         buffer = view(tensor, "gather")
         into: tuple[Buffer, ...] = ()
@@ -76,8 +123,9 @@ class Gathering(Caller):
             assert outputs is not None
             into = self._output_list("gather", outputs, tensor)
         limit = self._limit(timeout)
-        self.submit(Call(GATHER, buffer, limit, ReduceOp.SUM, root, outputs=into))
-        copy_all_back(outputs or (), into)
+        call = Call(GATHER, buffer, limit, ReduceOp.SUM, root, outputs=into)
+        filled = list(outputs or ())
+        return Prepared(call, filled, tuple(zip(filled, into, strict=True)))
 
     def scatter(
         self,
@@ -90,6 +138,25 @@ class Gathering(Caller):
 
         The other ranks give no inputs.
         """
+        self._carry_out(self._scatter(tensor, inputs, root, timeout))
+
+    def scatter_async(
+        self,
+        tensor: torch.Tensor,
+        inputs: Sequence[torch.Tensor] | None,
+        root: int,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``scatter`` and return its handle."""
+        return self._start(self._scatter(tensor, inputs, root, timeout))
+
+    def _scatter(
+        self,
+        tensor: torch.Tensor,
+        inputs: Sequence[torch.Tensor] | None,
+        root: int,
+        timeout: Timeout | None,
+    ) -> Prepared:
         self._check_root("scatter", root)
         buffer = output_view(tensor, "scatter")
         given: tuple[Buffer, ...] = ()
@@ -100,8 +167,8 @@ class Gathering(Caller):
             check_shapes(inputs, tensor.shape, "scatter")
             given = tuple([view(piece, "scatter") for piece in inputs])
         limit = self._limit(timeout)
-        self.submit(Call(SCATTER, buffer, limit, ReduceOp.SUM, root, inputs=given))
-        copy_back(tensor, buffer)
+        call = Call(SCATTER, buffer, limit, ReduceOp.SUM, root, inputs=given)
+        return Prepared(call, [tensor], ((tensor, buffer),))
 
     def _output_list(
         self, op_name: str, outputs: Sequence[torch.Tensor], tensor: torch.Tensor

@@ -12,7 +12,7 @@ import torch
 from gradsync.backends.backend import Backend
 from gradsync.backends.call import NO_BUFFER, Call
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
-from gradsync.backends.work import DoneWork, Work
+from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout, seconds
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
@@ -22,6 +22,7 @@ from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
 from gradsync.group.members import Members
 from gradsync.group.reducing import Reducing
+from gradsync.group.work import Prepared
 
 __all__ = ["ProcessGroup"]
 
@@ -93,7 +94,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
             hooks.run(hooks.before, call)
         work = backend.submit(call)
         if hooks.after:
-            hooks.run(hooks.after, call)
+            work.on_done(lambda: hooks.run(hooks.after, call))
         return work
 
     # -- collectives ------------------------------------------------------------------------------
@@ -121,20 +122,29 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
         self.submit(Call(ALL_REDUCE, buffer, self._limit(timeout), kind))
         copy_back(tensor, buffer)
 
-    def all_reduce_async(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Work:
-        """Like ``all_reduce``, returning a handle; the call is carried out before this returns."""
-        self.all_reduce(tensor, op)
-        return DoneWork([tensor])
+    def barrier_async(self, timeout: Timeout | None = None) -> Work:
+        """Start ``barrier`` and return its handle."""
+        return self._start(Prepared(Call(BARRIER, NO_BUFFER, self._limit(timeout)), []))
 
-    def broadcast_async(self, tensor: torch.Tensor, root: int) -> Work:
-        """Like ``broadcast``, returning a handle; the call is carried out before this returns."""
-        self.broadcast(tensor, root)
-        return DoneWork([tensor])
+    def broadcast_async(
+        self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None
+    ) -> Work:
+        """Start ``broadcast`` and return its handle."""
+        self._check_root("broadcast", root)
+        buffer = output_view(tensor, "broadcast")
+        call = Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root)
+        return self._start(Prepared(call, [tensor], ((tensor, buffer),)))
 
-    def barrier_async(self) -> Work:
-        """Like ``barrier``, returning a handle; the call is carried out before this returns."""
-        self.barrier()
-        return DoneWork([])
+    def all_reduce_async(
+        self,
+        tensor: torch.Tensor,
+        op: ReduceOp = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``all_reduce`` and return its handle."""
+        buffer = output_view(tensor, "all_reduce")
+        call = Call(ALL_REDUCE, buffer, self._limit(timeout), ReduceOp(op))
+        return self._start(Prepared(call, [tensor], ((tensor, buffer),)))
 
     # -- end of life ------------------------------------------------------------------------------
 
@@ -151,10 +161,11 @@ class ProcessGroup(Gathering, Reducing, Exchanging):
 
     def close(self) -> None:
         """Leave the group and give its memory back; the object is of no use afterwards."""
-        self.leave()
         for child in reversed(self.children):
             child.close()
         self.children.clear()
+        if self._backend is not None:
+            self._backend.close()
         self._backend = None
         # A forked child that ends must not give its parent's place away.
         if self._on_close is not None and os.getpid() == self._owner:

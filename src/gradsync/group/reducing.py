@@ -8,18 +8,19 @@ import torch
 
 from gradsync.backends.call import Call
 from gradsync.backends.ops import REDUCE, REDUCE_SCATTER
+from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.base.dtypes import ReduceOp
 from gradsync.group.buffers import (
     check_dtypes,
     check_list,
     check_shapes,
-    copy_back,
     output_view,
     parts,
     view,
 )
 from gradsync.group.caller import Caller
+from gradsync.group.work import Prepared
 
 __all__ = ["Reducing"]
 
@@ -35,11 +36,29 @@ class Reducing(Caller):
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors; rank ``root`` gets the result, others keep theirs."""
+        self._carry_out(self._reduce(tensor, root, op, timeout))
+
+    def reduce_async(
+        self,
+        tensor: torch.Tensor,
+        root: int,
+        op: ReduceOp = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``reduce`` and return its handle."""
+        return self._start(self._reduce(tensor, root, op, timeout))
+
+    def _reduce(
+        self,
+        tensor: torch.Tensor,
+        root: int,
+        op: ReduceOp,
+        timeout: Timeout | None,
+    ) -> Prepared:
         self._check_root("reduce", root)
         buffer = view(tensor, "reduce")
-        self.submit(Call(REDUCE, buffer, self._limit(timeout), ReduceOp(op), root))
-        if self._rank == root:
-            copy_back(tensor, buffer)
+        call = Call(REDUCE, buffer, self._limit(timeout), ReduceOp(op), root)
+        return Prepared(call, [tensor], ((tensor, buffer),) if self._rank == root else ())
 
     def reduce_scatter(
         self,
@@ -53,14 +72,33 @@ class Reducing(Caller):
         They may differ in shape from each other, but not from rank to rank. ``output`` may be this
         rank's own entry of ``inputs``; the inputs are not written to otherwise.
         """
+        self._carry_out(self._reduce_scatter(output, inputs, op, timeout))
+
+    def reduce_scatter_async(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        op: ReduceOp = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``reduce_scatter`` and return its handle."""
+        return self._start(self._reduce_scatter(output, inputs, op, timeout))
+
+    def _reduce_scatter(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        op: ReduceOp,
+        timeout: Timeout | None,
+    ) -> Prepared:
         check_list(inputs, self._size, "reduce_scatter", "inputs")
         buffer = output_view(output, "reduce_scatter")
         check_dtypes(inputs, output.dtype, "reduce_scatter")
         check_shapes(inputs[self._rank : self._rank + 1], output.shape, "reduce_scatter")
         given = tuple([view(piece, "reduce_scatter") for piece in inputs])
         limit = self._limit(timeout)
-        self.submit(Call(REDUCE_SCATTER, buffer, limit, ReduceOp(op), inputs=given))
-        copy_back(output, buffer)
+        call = Call(REDUCE_SCATTER, buffer, limit, ReduceOp(op), inputs=given)
+        return Prepared(call, [output], ((output, buffer),))
 
     def reduce_scatter_single(
         self,
@@ -73,10 +111,29 @@ class Reducing(Caller):
 
         ``output`` may be this rank's own part of ``tensor``.
         """
+        self._carry_out(self._reduce_scatter_single(output, tensor, op, timeout))
+
+    def reduce_scatter_single_async(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        op: ReduceOp = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``reduce_scatter_single`` and return its handle."""
+        return self._start(self._reduce_scatter_single(output, tensor, op, timeout))
+
+    def _reduce_scatter_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        op: ReduceOp,
+        timeout: Timeout | None,
+    ) -> Prepared:
         self._check_stacked("reduce_scatter_single", tensor, output, ("the input", "the output"))
         buffer = output_view(output, "reduce_scatter_single")
         whole = view(tensor, "reduce_scatter_single")
         given = parts(whole, [buffer.numel] * self._size, tensor.element_size())
         limit = self._limit(timeout)
-        self.submit(Call(REDUCE_SCATTER, buffer, limit, ReduceOp(op), inputs=given))
-        copy_back(output, buffer)
+        call = Call(REDUCE_SCATTER, buffer, limit, ReduceOp(op), inputs=given)
+        return Prepared(call, [output], ((output, buffer),))

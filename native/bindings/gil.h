@@ -1,0 +1,35 @@
+// Python's lock: letting go of it while the core works, taking it for callbacks, and what to do
+// when the interpreter ends meanwhile.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+namespace gradsync {
+
+inline bool is_finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// Lets go of the GIL. A thread that comes back while the interpreter is being torn down stays here
+// until the process ends: Python before 3.14 would unwind it through C++ frames and crash.
+class Unlocked {
+ public:
+  Unlocked() : at_end_(is_finalizing()), state_(PyEval_SaveThread()) {}
+  ~Unlocked() {
+    while (!at_end_ && is_finalizing()) ::pause();
+    PyEval_RestoreThread(state_);
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  bool at_end_;  // we are the thread that tears down
+  PyThreadState* state_;
+};
+
+}  // namespace gradsync

@@ -1,0 +1,9 @@
+// Threads that the core starts itself. They share the cores with the caller's computation, so they
+// sleep where a caller's thread would spin; and signals are not theirs.
+#pragma once
+
+namespace gradsync {
+
+inline thread_local bool is_background = false;
+
+}  // namespace gradsync

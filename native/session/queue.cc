@@ -1,0 +1,152 @@
+#include "session/queue.h"
+
+#include <utility>
+
+#include "common/background.h"
+#include "common/interrupt.h"
+#include "sync/futex.h"
+#include "sync/pause.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::int64_t look_around_ns = 25'000'000;
+// A waiter that cannot help polls this often before it sleeps; about 6 us.
+constexpr int spins = 200;
+
+}  // namespace
+
+void Ticket::on_done(std::function<void()> callback) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!done()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+void Ticket::complete(Status status) {
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    status_ = std::move(status);
+    // seq_cst: either we see the sleeper, or the sleeper sees that we are done. It releases the
+    // status as well.
+    done_.store(1, std::memory_order_seq_cst);
+    callbacks.swap(callbacks_);
+  }
+  if (sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(done_);
+  for (const auto& callback : callbacks) callback();
+}
+
+void Ticket::doze(Deadline deadline) {
+  for (int i = 0; i < spins && !done(); ++i) pause_briefly();
+  if (done()) return;
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  if (done_.load(std::memory_order_seq_cst) == 0) {
+    futex_wait(done_, 0, deadline.remaining_ns(look_around_ns));
+  }
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+std::shared_ptr<Ticket> Queue::post(Call call) {
+  auto ticket = std::make_shared<Ticket>();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    entries_.push_back({std::move(call), ticket});
+    waiting_.store(entries_.size(), std::memory_order_release);
+    if (!worker_) worker_ = std::make_unique<std::thread>([this] { work(); });
+  }
+  news_.notify_one();
+  return ticket;
+}
+
+Status Queue::wait(Ticket& ticket, Deadline deadline) {
+  // Carrying out a call takes as long as it takes: nothing for a thread that is in a hurry.
+  const bool may_help = deadline.is_never() && carrying_out != this;
+  while (!ticket.done()) {
+    if (may_help && waiting_.load(std::memory_order_acquire) != 0 && turn_.try_take()) {
+      if (waiting_.load(std::memory_order_acquire) != 0) {
+        carry_out_first();
+      } else {
+        turn_.give_back();
+      }
+      continue;
+    }
+    ticket.doze(deadline);
+    if (ticket.done()) break;
+    if (deadline.expired()) return Status::error(Code::timeout, "the call is not over yet");
+    if (interrupted()) return interrupted_status();
+  }
+  return Status::success();
+}
+
+void Queue::carry_out_first() {
+  Entry entry;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    entry = std::move(entries_.front());
+    entries_.pop_front();
+    waiting_.store(entries_.size(), std::memory_order_release);
+  }
+  const Queue* const outer = std::exchange(carrying_out, this);
+  Status status = entry.call();
+  carrying_out = outer;
+  // What follows a call (a callback, say) may make the next one.
+  turn_.give_back();
+  entry.ticket->complete(std::move(status));
+}
+
+void Queue::work() {
+  is_background = true;
+  while (true) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      news_.wait(lock, [this] { return closing_ || !entries_.empty(); });
+      if (closing_) return;
+    }
+    if (!turn_.take(Deadline::never()).ok()) continue;
+    if (waiting_.load(std::memory_order_acquire) != 0) {
+      carry_out_first();
+    } else {
+      turn_.give_back();
+    }
+  }
+}
+
+void Queue::drain(Deadline deadline) {
+  std::shared_ptr<Ticket> last;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (worker_ == nullptr || carrying_out == this) return;
+  }
+  last = post([] { return Status::success(); });
+  (void)wait(*last, deadline);
+}
+
+void Queue::close() {
+  std::deque<Entry> left;
+  std::unique_ptr<std::thread> worker;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    closing_ = true;
+    left.swap(entries_);
+    waiting_.store(0, std::memory_order_release);
+    worker.swap(worker_);
+  }
+  news_.notify_all();
+  if (worker) worker->join();
+  for (const Entry& entry : left) {
+    entry.ticket->complete(
+        Status::error(Code::aborted, "the group was destroyed before this call was carried out"));
+  }
+}
+
+void Queue::forget_worker() {
+  // The thread object of a thread that is not there can neither be joined nor destroyed.
+  (void)worker_.release();
+}
+
+}  // namespace gradsync

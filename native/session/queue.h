@@ -1,0 +1,108 @@
+// The order of a group's calls. A synchronous call runs in its caller's thread, after those that
+// were handed in before it. Asynchronous ones are carried out by a worker thread, which exists from
+// the first of them on, or by whoever waits for one: that thread has nothing better to do.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "common/deadline.h"
+#include "common/status.h"
+#include "session/turn.h"
+
+namespace gradsync {
+
+// A call that was handed in: whether it is over, and how it went.
+class Ticket {
+ public:
+  bool done() const { return done_.load(std::memory_order_acquire) != 0; }
+  // Only of one that is done.
+  const Status& status() const { return status_; }
+  // Runs `callback` once it is done, in the thread that carried it out, or now.
+  void on_done(std::function<void()> callback);
+
+  // For whoever carries it out.
+  void complete(Status status);
+  // Sleeps until it is done, but not for long.
+  void doze(Deadline deadline);
+
+ private:
+  std::atomic<std::uint32_t> done_{0};
+  std::atomic<std::uint32_t> sleepers_{0};
+  Status status_;
+  std::mutex mutex_;  // guards the callbacks
+  std::vector<std::function<void()>> callbacks_;
+};
+
+class Queue {
+ public:
+  using Call = std::function<Status()>;
+
+  Queue() = default;
+  ~Queue() { close(); }
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+
+  // Hands in a call and returns at once.
+  std::shared_ptr<Ticket> post(Call call);
+  // Waits until the ticket's call is over: ok, timeout or interrupted say what became of the wait,
+  // not of the call.
+  Status wait(Ticket& ticket, Deadline deadline);
+  // Runs a call in this thread after everything that was handed in before.
+  template <typename Function>
+  Status run(Deadline deadline, Function call);
+
+  // Waits until nothing is left to do, or the time is over.
+  void drain(Deadline deadline);
+  // Ends the worker; what was not begun is never carried out. The call that it is inside of must
+  // have been told to end.
+  void close();
+  // In a forked child, where the worker does not exist.
+  void forget_worker();
+
+ private:
+  struct Entry {
+    Call call;
+    std::shared_ptr<Ticket> ticket;
+  };
+
+  // With the turn taken: carries out the first call and gives the turn back before it says so.
+  void carry_out_first();
+  void work();
+
+  Turn turn_;
+  std::atomic<std::size_t> waiting_{0};  // entries in the queue
+  std::mutex mutex_;                     // guards what follows
+  std::condition_variable news_;
+  std::deque<Entry> entries_;
+  bool closing_ = false;
+  std::unique_ptr<std::thread> worker_;
+};
+
+// The queue whose call the present thread carries out: calls made from within belong to it.
+inline thread_local const Queue* carrying_out = nullptr;
+
+template <typename Function>
+Status Queue::run(Deadline deadline, Function call) {
+  if (carrying_out == this) return call();
+  while (true) {
+    if (!turn_.try_take()) {
+      const Status status = turn_.take(deadline);
+      if (!status.ok()) return status;
+    }
+    if (waiting_.load(std::memory_order_acquire) == 0) break;
+    carry_out_first();
+  }
+  Status status = call();
+  turn_.give_back();
+  return status;
+}
+
+}  // namespace gradsync

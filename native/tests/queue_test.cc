@@ -1,0 +1,119 @@
+// Asynchronous calls: order, help by waiters, callbacks, many threads, and destruction in flight.
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "session/session.h"
+#include "tests/check.h"
+#include "tests/ranks.h"
+
+using namespace gradsync;
+using namespace gradsync::testing;
+
+namespace {
+
+std::byte* bytes(std::vector<float>& values) { return reinterpret_cast<std::byte*>(values.data()); }
+
+Queue::Call all_reduce(Session& session, std::vector<float>& values) {
+  return [&] {
+    return session.all_reduce(bytes(values), values.size(), Dtype::f32, Reduce::sum,
+                              Deadline::after(30));
+  };
+}
+
+}  // namespace
+
+TEST(many_in_flight_keep_their_order) {
+  run_threads(3, [](Session& session) {
+    constexpr std::size_t calls = 50;
+    std::vector<std::vector<float>> values(calls);
+    std::vector<std::shared_ptr<Ticket>> tickets;
+    for (std::size_t i = 0; i < calls; ++i) {
+      // Sizes differ, so that calls in another order would be a mismatch.
+      values[i].assign(1 + i * 300, static_cast<float>(session.rank() + 1));
+      tickets.push_back(session.post(all_reduce(session, values[i])));
+    }
+    CHECK_OK(session.barrier(Deadline::after(30)));  // comes after all of them
+    for (std::size_t i = 0; i < calls; ++i) {
+      CHECK(tickets[i]->done());
+      CHECK_OK(tickets[i]->status());
+      for (const float value : values[i]) CHECK(value == 6.0F);
+    }
+  });
+}
+
+TEST(waiting_and_callbacks) {
+  run_threads(2, [](Session& session) {
+    std::atomic<int> called{0};
+    for (int round = 0; round < 200; ++round) {
+      std::vector<float> values(100, 1.0F);
+      const auto ticket = session.post(all_reduce(session, values));
+      ticket->on_done([&] { called.fetch_add(1); });
+      if (round % 3 == 0) {
+        const Status status = session.wait(*ticket, Deadline::after(20));  // cannot help
+        CHECK_OK(status);
+      } else {
+        CHECK_OK(session.wait(*ticket, Deadline::never()));
+      }
+      CHECK_OK(ticket->status());
+      CHECK(values[99] == 2.0F);
+    }
+    session.close(Deadline::after(5));
+    CHECK(called.load() == 200);
+  });
+}
+
+TEST(threads_share_a_session) {
+  run_threads(2, [](Session& session) {
+    std::vector<std::thread> threads;
+    std::atomic<int> total{0};
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 30; ++i) {
+          std::vector<float> values(64, 1.0F);
+          const auto ticket = session.post(all_reduce(session, values));
+          std::vector<float> more(64, 2.0F);
+          CHECK_OK(all_reduce(session, more)());
+          CHECK_OK(session.wait(*ticket, Deadline::never()));
+          CHECK_OK(ticket->status());
+          total.fetch_add(static_cast<int>(values[0] + more[0]));
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    // Which call meets which of the other rank is open, but every number is added exactly once.
+    CHECK(total.load() == 3 * 30 * 2 * (1 + 2));
+  });
+}
+
+TEST(impatience_leaves_the_call_alone) {
+  run_threads(2, [](Session& session) {
+    std::vector<float> values(10, 1.0F);
+    if (session.rank() == 1) ::usleep(100'000);
+    const auto ticket = session.post(all_reduce(session, values));
+    if (session.rank() == 0) {
+      CHECK(session.wait(*ticket, Deadline::after(0.01)).code == Code::timeout);
+    }
+    CHECK_OK(session.wait(*ticket, Deadline::never()));
+    CHECK_OK(ticket->status());
+    CHECK(values[0] == 2.0F);
+  });
+}
+
+TEST(closing_ends_calls_in_flight) {
+  run_threads(2, [](Session& session) {
+    if (session.rank() == 1) {
+      CHECK_OK(session.barrier(Deadline::after(10)));
+      ::usleep(150'000);  // stays, but never comes to the calls
+      return;
+    }
+    CHECK_OK(session.barrier(Deadline::after(10)));
+    std::vector<float> first(10), second(10);
+    const auto running = session.post(all_reduce(session, first));
+    const auto waiting = session.post(all_reduce(session, second));
+    session.close(Deadline::after(0.02));
+    CHECK(running->done() && running->status().code == Code::aborted);
+    CHECK(waiting->done() && waiting->status().code == Code::aborted);
+  });
+}
