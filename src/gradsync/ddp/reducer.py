@@ -197,7 +197,8 @@ class Reducer:
             _alive(proxy)._progress()
 
         def on_grad_learning(param: object) -> None:
-            _alive(proxy)._order.append(number)
+            if not fired[number]:
+                _alive(proxy)._order.append(number)
             on_grad(param)
 
         def on_one_of_several(param: object) -> None:
@@ -212,7 +213,7 @@ class Reducer:
     def _sparse_hook(self, proxy: weakref.ref[Reducer], number: int) -> Callable[[Any], None]:
         def on_grad(_: object) -> None:
             reducer = _alive(proxy)
-            if reducer._learning:
+            if reducer._learning and number not in reducer._order:
                 reducer._order.append(number)
             if reducer.is_open or reducer._opened_by_hook():
                 reducer._fired[number] = 1

@@ -24,7 +24,12 @@ def mean_sparse(
     order, so that every rank gets the same bits.
     """
     if grad is None:
-        grad = param.new_zeros(0).to_sparse().sparse_resize_and_clear_(param.shape, 1, param.dim() - 1)
+        grad = torch.sparse_coo_tensor(
+            torch.empty(1, 0, dtype=torch.int64),
+            param.new_empty(0, *param.shape[1:]),
+            param.shape,
+            check_invariants=False,
+        )
     own = (grad if grad.is_sparse else grad.to_sparse(1)).detach().coalesce()
     indices, values = own.indices(), own.values().clone()
     weight = weigh(values)
@@ -35,9 +40,20 @@ def mean_sparse(
     anyone, counts, weights = heads.view(group.size(), 3).unbind(1)
     if not anyone.any():
         return None
-    indices_of = [torch.empty(int(n), 1, dtype=torch.int64) for n in counts]
-    group.all_gather(indices_of, indices.t().contiguous())
-    values_of = [torch.empty(int(n), *values.shape[1:], dtype=values.dtype) for n in counts]
-    group.all_gather(values_of, values.mul_(weight / (float(weights.sum()) or 1.0)))
-    rows = torch.cat(indices_of).t(), torch.cat(values_of)
-    return torch.sparse_coo_tensor(*rows, param.shape).coalesce()
+    # Everyone sends as many rows as the longest has; the surplus is cut off on arrival.
+    longest = int(counts.max())
+    places = torch.zeros(longest, dtype=torch.int64)
+    places[: indices.shape[1]] = indices[0]
+    rows = values.new_zeros(longest, *values.shape[1:])
+    rows[: values.shape[0]] = values.mul_(weight / (float(weights.sum()) or 1.0))
+    all_places = places.new_empty(group.size() * longest)
+    all_rows = rows.new_empty(group.size() * longest, *values.shape[1:])
+    group.all_gather_single(all_places, places)
+    group.all_gather_single(all_rows, rows)
+    kept = torch.cat(
+        [torch.arange(r * longest, r * longest + int(n)) for r, n in enumerate(counts)]
+    )
+    found = torch.sparse_coo_tensor(
+        all_places[kept].unsqueeze(0), all_rows[kept], param.shape, check_invariants=False
+    )
+    return found.coalesce()
