@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import torch
 
+from gradsync.errors import UsageError
+
 __all__ = ["Allocate", "Bucket", "slice_like"]
 
 Allocate: TypeAlias = Callable[[int, torch.dtype], torch.Tensor]
@@ -59,7 +61,7 @@ class Bucket:
             views.append(view)
             grads.append(grad)
         if grads:
-            torch._foreach_copy_(views, grads)
+            _bring_in(views, grads)
             if len(grads) == len(pairs):
                 for param, view in pairs:
                     param.grad = view
@@ -89,7 +91,7 @@ class Bucket:
             if not missing[position]:
                 param.grad = view
         if grads:
-            torch._foreach_copy_(views, grads)
+            _bring_in(views, grads)
         return missing
 
     def unused_here(self) -> list[int]:
@@ -114,13 +116,34 @@ class Bucket:
         return self.flat.numel() * self.flat.element_size()
 
 
+def _bring_in(views: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    if any(grad.requires_grad for grad in grads):
+        raise UsageError(
+            "backward(create_graph=True) through a replicated module is not supported: the higher "
+            "derivatives would not be synchronised. Take the first derivatives with "
+            "torch.autograd.grad(..., create_graph=True), then call backward()."
+        )
+    torch._foreach_copy_(views, grads)
+
+
 def slice_like(flat: torch.Tensor, offset: int, param: torch.Tensor) -> torch.Tensor:
     """Return a tensor of ``param``'s shape and layout on the elements of ``flat`` at ``offset``.
 
     It is not a view as autograd understands it, so ``detach_()`` works on it as on any gradient.
     """
-    dense = param.is_contiguous() or torch._prims_common.is_non_overlapping_and_dense(param)
-    strides = param.stride() if dense else torch.empty(param.shape, device="meta").stride()
+    like = torch.empty_like(param, device="meta", memory_format=torch.contiguous_format)
+    strides = param.stride() if _is_dense(param) else like.stride()
     start = flat.storage_offset() + offset
     view = torch.empty(0, dtype=flat.dtype, device=flat.device)
     return view.set_(flat.untyped_storage(), start, param.shape, strides)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements fill a piece of memory without gaps, in whatever order."""
+    expected = 1
+    places = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted(place for place in places if place[1] != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

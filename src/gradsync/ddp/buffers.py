@@ -1,4 +1,4 @@
-"""Buffers: the same on every rank before each forward, or whatever a hook of the user's makes them."""
+"""Buffers: the same on every rank before each forward, or what a hook of the user makes them."""
 
 from __future__ import annotations
 

@@ -219,5 +219,5 @@ class DistributedDataParallel(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options, ignored = state.pop("_saved")
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._replica = Replica(self.module, resolve(None), options, ignored)

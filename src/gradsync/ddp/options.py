@@ -35,9 +35,7 @@ class DDPOptions:
         return max(self.limits)
 
 
-def bucket_limits(
-    cap_mb: float | None, caps_mb: Sequence[float] | None = None
-) -> tuple[int, ...]:
+def bucket_limits(cap_mb: float | None, caps_mb: Sequence[float] | None = None) -> tuple[int, ...]:
     """Return the limits of buckets in bytes: a small first one, unless the user says otherwise.
 
     >>> bucket_limits(None), bucket_limits(0.5)

@@ -55,7 +55,8 @@ class Replica:
     def _make_reducer(self, named: list[tuple[str, nn.Parameter]]) -> Reducer:
         sparse = _sparse_parameters(self.module)
         # A replica inside of this one synchronises its own parameters.
-        own = [(n, p) for n, p in named if not _has_reducer(p)]
+        inner = _synchronised_inside(self.module)
+        own = [(name, param) for name, param in named if id(param) not in inner]
         limits, strict = self.options.limits, self.options.strict
         options = ReducerOptions(limits, strict, self.group.timeout_s)
         reducer = Reducer(own, self.group, options, [id(p) in sparse for _, p in own])
@@ -87,7 +88,8 @@ class Replica:
         self.reducer.armed = self.sync_buffers_next = self.sync_gradients
         if not self.sync_gradients:
             return
-        opened = self.reducer.open_from_output
+        opened = self.reducer.open
+        tensor: Any
         for tensor in (output,) if isinstance(output, torch.Tensor) else tensors_in(output):
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(opened)
@@ -105,25 +107,20 @@ class Replica:
 
     def accumulate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield ``batches``; only the backward of the last one is synchronised."""
-        rest = iter(batches)
-        for batch in rest:
-            break
-        else:
-            return
-        for following in rest:
-            with self.no_sync():
-                yield batch
-            batch = following
-        yield batch
+        held: list[Batch] = []
+        for batch in batches:
+            if held:
+                with self.no_sync():
+                    yield held.pop()
+            held.append(batch)
+        yield from held
 
     def weight(self, weight: float) -> None:
         """Give this rank's next backward a weight in the mean."""
         self.reducer.set_weight(weight)
 
 
-def named_parameters(
-    module: nn.Module, ignored: frozenset[str]
-) -> list[tuple[str, nn.Parameter]]:
+def named_parameters(module: nn.Module, ignored: frozenset[str]) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that take part, shared ones once."""
     return [(name, param) for name, param in module.named_parameters() if name not in ignored]
 
@@ -141,9 +138,14 @@ def _check_parameters(named: list[tuple[str, nn.Parameter]]) -> None:
         )
 
 
-def _has_reducer(param: nn.Parameter) -> bool:
-    owner = getattr(param, "_gradsync_reducer", None)
-    return owner is not None and owner() is not None
+def _synchronised_inside(module: nn.Module) -> set[int]:
+    replicas = (getattr(part, "_replica", None) for part in module.modules())
+    return {
+        id(param)
+        for replica in replicas
+        if isinstance(replica, Replica)
+        for param in replica.reducer.params
+    }
 
 
 def _sparse_parameters(module: nn.Module) -> set[int]:

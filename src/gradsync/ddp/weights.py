@@ -1,8 +1,8 @@
 """The weight of a rank's gradients in the mean, right under accumulation too.
 
-Autograd adds each micro-batch's gradient to ``param.grad`` as it is. To make the sum a weighted one,
-what is there already is scaled before the next backward: ``grad`` holds the weighted sum in units of
-the last weight. A weight of zero throws the gradient of that backward away, even if it is NaN.
+Autograd adds each micro-batch's gradient to ``param.grad`` as it is. To make the sum a weighted
+one, what is there already is scaled before the next backward: ``grad`` holds the weighted sum in
+units of the last weight. A weight of zero throws that backward's gradient away, even if it is NaN.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PassWeight:
             raise UsageError(f"a weight is a finite number that is not negative, got {weight}")
         if self._spent and all(param.grad is None for param in self._params):
             self.end()  # the gradients were dropped without having been synchronised
-        if unweighted_before and self._sum == 0 and not self._spent:
+        elif unweighted_before and self._next is None:
             raise UsageError(
                 "a backward without a weight came before in this accumulation; "
                 "call weight() before each one"
@@ -60,6 +60,10 @@ class PassWeight:
                 "this one; call it before each"
             )
         self._spent = self._next is not None
+
+    def unspend(self) -> None:
+        """Take that back: nothing was accumulated."""
+        self._spent = False
 
     def accumulated(self, number: int) -> None:
         """Note a gradient that was accumulated without being synchronised."""
