@@ -1,4 +1,4 @@
-// All-reduce of a private tensor.
+// All-reduce.
 //
 // Small (fits one chunk and few bytes): everybody stages everything, everybody reduces everything.
 //   steps: 1   bytes moved per rank: n in, ranks * n read
@@ -6,7 +6,11 @@
 // stages the result, from where the others copy it.
 //   steps: 2 per chunk   bytes moved per rank: n in, n read for the reduction, n out
 //
-// In both, the first step is the announcement, and nothing is written to the tensor before all
+// Large, and every rank's tensor lies in the arena: every rank reduces its slice of the tensors
+// where they are and writes the result into all of them.
+//   steps: 2   bytes moved per rank: n read, n written
+//
+// In all, the first step is the announcement, and nothing is written to the tensor before all
 // ranks have agreed on the call. Sums are taken in rank order, on every path and for every size.
 #include <algorithm>
 #include <array>
@@ -86,6 +90,22 @@ void stage(Team& team, Staging& staging, const std::byte* data, std::size_t coun
   std::memcpy(staging.mine() + after, data + after, count * element - after);
 }
 
+// Every rank's tensor is in the arena, and all have agreed: nothing is staged.
+Status reduce_in_place(Team& team, Staging& staging, std::size_t count, std::size_t element,
+                       ReduceKernel kernel, Deadline deadline) {
+  const Slice own = slice_of(count, team.rank(), team.size(), element);
+  std::vector<const std::byte*> sources;
+  std::vector<std::byte*> destinations;
+  for (int peer = 0; peer < team.size(); ++peer) {
+    destinations.push_back(staging.shared_by(peer) + own.begin * element);
+    sources.push_back(destinations.back());
+  }
+  if (own.count > 0) kernel(sources, destinations, own.count);
+  team.publish(team.progress() + 1);
+  // Until then others write to our tensor.
+  return team.wait_for_all(team.progress(), deadline);
+}
+
 }  // namespace
 
 Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t count, Dtype dtype,
@@ -96,6 +116,7 @@ Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t cou
   const std::size_t element = size_of(dtype);
   const bool small = count * element <= std::min(small_bytes, staging.capacity());
   const std::size_t most = staging.capacity() / element;
+  const std::uint64_t place = small ? 0 : staging.place_of(data, count * element);
 
   std::size_t done = 0;
   bool first = true;
@@ -106,12 +127,21 @@ Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t cou
     if (!status.ok()) return status;
     if (small && count > 0) {
       std::memcpy(staging.mine(), chunk, length * element);
-    } else if (count > 0) {
+    } else if (count > 0 && (place == 0 || !first)) {
       stage(team, staging, chunk, length, element);
     }
     if (first) {
-      team.announce(pack_call(Op::all_reduce, dtype, reduce, 0), count);
+      team.announce(pack_call(Op::all_reduce, dtype, reduce, 0), count, place);
       status = team.agree(deadline);
+      if (status.ok() && place != 0 && staging.all_shared()) {
+        return reduce_in_place(team, staging, count, element, kernel, deadline);
+      }
+      if (status.ok() && staging.any_shared()) {
+        // Whoever hoped for the above has not staged anything yet.
+        if (place != 0) stage(team, staging, chunk, length, element);
+        team.publish(team.progress() + 1);
+        status = team.wait_for_all(team.progress(), deadline);
+      }
     } else {
       team.publish(team.progress() + 1);
       status = team.wait_for_all(team.progress(), deadline);

@@ -1,9 +1,11 @@
-// Double-buffered staging space: how private tensors cross from one rank to another.
+// How tensors cross from one rank to another: private ones through double-buffered staging space,
+// those that lie in the arena where they are.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "memory/arena.h"
 #include "sync/team.h"
 
 namespace gradsync {
@@ -13,7 +15,8 @@ namespace gradsync {
 // longer reads.
 class Staging {
  public:
-  explicit Staging(Team& team) : team_(&team) {}
+  // Without an arena every tensor is private.
+  explicit Staging(Team& team, const Arena* arena = nullptr) : team_(&team), arena_(arena) {}
 
   std::size_t capacity() const { return team_->staging_bytes() / 2; }
 
@@ -25,11 +28,34 @@ class Staging {
   // Whoever has published `step` no longer reads the present half.
   void free_at(std::uint64_t step) { free_at_[chunk_ & 1] = step; }
 
+  // What to announce as the place of a tensor: 0 when it is private.
+  std::uint64_t place_of(const std::byte* data, std::size_t bytes) const {
+    return arena_ == nullptr ? 0 : arena_->place_of(data, bytes);
+  }
+  // The tensor that a peer announced with the present call; null when that is private.
+  std::byte* shared_by(int peer) const {
+    const std::uint64_t place = team_->announced_by(peer).place;
+    return place == 0 ? nullptr : arena_->at(place);
+  }
+  bool all_shared() const {
+    for (int peer = 0; peer < team_->size(); ++peer) {
+      if (shared_by(peer) == nullptr) return false;
+    }
+    return true;
+  }
+  bool any_shared() const {
+    for (int peer = 0; peer < team_->size(); ++peer) {
+      if (shared_by(peer) != nullptr) return true;
+    }
+    return false;
+  }
+
   std::byte* of(int rank) const { return team_->staging(rank) + (chunk_ & 1) * capacity(); }
   std::byte* mine() const { return of(team_->rank()); }
 
  private:
   Team* team_;
+  const Arena* arena_;
   std::uint64_t chunk_ = 0;
   std::uint64_t free_at_[2] = {0, 0};
 };

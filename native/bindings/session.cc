@@ -2,6 +2,7 @@
 // run calls on. Tensors come as addresses and counts; whoever calls keeps them alive.
 #include "bindings/session.h"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -22,11 +23,11 @@ class LobbyHandle {
   nb::bytes secret() const { return nb::bytes(lobby_.secret().data(), lobby_.secret().size()); }
 
   std::unique_ptr<Session> host(const std::vector<int>& pids, std::size_t staging_bytes,
-                                double timeout_s) {
+                                double timeout_s, const Session* world) {
     std::unique_ptr<Session> session;
     run_released([&] {
-      return Session::host(std::move(lobby_), pids, staging_bytes, Deadline::after(timeout_s),
-                           session);
+      return Session::host(std::move(lobby_), pids, staging_bytes, world,
+                           Deadline::after(timeout_s), session);
     });
     return session;
   }
@@ -39,7 +40,8 @@ class Link {
  public:
   explicit Link(const std::string& name) { raise_if_failed(reach_lobby(name, socket_)); }
 
-  std::unique_ptr<Session> join(const nb::bytes& secret, int rank, int ranks, double timeout_s) {
+  std::unique_ptr<Session> join(const nb::bytes& secret, int rank, int ranks, double timeout_s,
+                                const Session* world) {
     Secret key{};
     if (secret.size() != key.size()) {
       raise_if_failed(Status::error(
@@ -48,7 +50,7 @@ class Link {
     std::memcpy(key.data(), secret.c_str(), key.size());
     std::unique_ptr<Session> session;
     run_released([&] {
-      return Session::join(std::move(socket_), key, rank, ranks, Deadline::after(timeout_s),
+      return Session::join(std::move(socket_), key, rank, ranks, world, Deadline::after(timeout_s),
                            session);
     });
     return session;
@@ -64,6 +66,21 @@ nb::list local_sessions(int ranks, std::size_t staging_bytes) {
   nb::list all;
   for (auto& session : sessions) all.append(nb::cast(std::move(session)));
   return all;
+}
+
+// Shared memory that lives as long as the array; the group may end before it.
+nb::ndarray<std::uint8_t, nb::ndim<1>> allocate(Session& session, std::size_t bytes) {
+  struct Block {
+    std::shared_ptr<Arena> arena;
+    std::byte* data;
+  };
+  std::byte* data = nullptr;
+  run_released([&] { return session.arena()->allocate(session.arena_rank(), bytes, data); });
+  const nb::capsule owner(new Block{session.arena(), data}, [](void* pointer) noexcept {
+    const std::unique_ptr<Block> block(static_cast<Block*>(pointer));
+    block->arena->free(block->data);
+  });
+  return nb::ndarray<std::uint8_t, nb::ndim<1>>(data, {bytes}, owner);
 }
 
 nb::list report(const Session& session) {
@@ -142,17 +159,24 @@ void bind_session(nb::module_& module) {
       .def_prop_ro("name", &LobbyHandle::name)
       .def_prop_ro("secret", &LobbyHandle::secret)
       .def("host", &LobbyHandle::host, nb::arg("pids"), nb::arg("staging_bytes"),
-           nb::arg("timeout_s"));
+           nb::arg("timeout_s"), nb::arg("world") = nb::none());
   nb::class_<Link>(module, "Link")
       .def(nb::init<const std::string&>(), nb::arg("name"))
       .def("join", &Link::join, nb::arg("secret"), nb::arg("rank"), nb::arg("ranks"),
-           nb::arg("timeout_s"));
+           nb::arg("timeout_s"), nb::arg("world") = nb::none());
   nb::class_<Session> session(module, "Session");
   session.def_prop_ro("rank", &Session::rank)
       .def_prop_ro("size", &Session::size)
       .def_prop_ro("sequence", &Session::sequence)
       .def("abort", &Session::abort, nb::arg("reason"))
       .def("leave", &Session::leave, nb::arg("note"))
+      .def("allocate", &allocate, nb::arg("nbytes"))
+      .def(
+          "is_shared",
+          [](const Session& self, std::uintptr_t address, std::size_t bytes) {
+            return self.arena()->place_of(at(address), bytes) != 0;
+          },
+          nb::arg("address"), nb::arg("nbytes"))
       .def("report", &report);
   bind_pending(module);
   bind_calls(session);

@@ -48,7 +48,7 @@ Segment::~Segment() {
   if (data_ != nullptr) ::munmap(data_, size_);
 }
 
-Status Segment::create(std::size_t bytes, Segment& out) {
+Status reserve_memory(const Fd& fd, std::size_t offset, std::size_t bytes) {
   const double available = available_bytes();
   if (static_cast<double>(bytes) > available) {
     return Status::error(Code::no_space, "no room for " + std::to_string(bytes) +
@@ -56,6 +56,17 @@ Status Segment::create(std::size_t bytes, Segment& out) {
                                              std::to_string(static_cast<std::uint64_t>(available)) +
                                              " are available");
   }
+  // fallocate rather than posix_fallocate: the latter falls back to writing every page on file
+  // systems that lack it, and reports through its return value.
+  int result = 0;
+  do {
+    result = ::fallocate(fd.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return Status::success();
+  return Status::from_errno("reserving " + std::to_string(bytes) + " bytes of shared memory");
+}
+
+Status Segment::create(std::size_t bytes, Segment& out) {
   Fd fd(::memfd_create("gradsync", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return Status::from_errno("memfd_create");
   const auto length = static_cast<off_t>(bytes);
@@ -63,15 +74,8 @@ Status Segment::create(std::size_t bytes, Segment& out) {
     return Status::from_errno("sizing " + std::to_string(bytes) + " bytes of shared memory",
                               length < 0 ? EINVAL : errno);
   }
-  // fallocate rather than posix_fallocate: the latter falls back to writing every page on file
-  // systems that lack it, and reports through its return value.
-  int result = 0;
-  do {
-    result = ::fallocate(fd.get(), 0, 0, length);
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) {
-    return Status::from_errno("reserving " + std::to_string(bytes) + " bytes of shared memory");
-  }
+  const Status status = reserve_memory(fd, 0, bytes);
+  if (!status.ok()) return status;
   if (::fcntl(fd.get(), F_ADD_SEALS, seals) != 0) return Status::from_errno("sealing a memfd");
   return out.map_here(std::move(fd), bytes);
 }

@@ -10,6 +10,10 @@
 
 namespace gradsync {
 
+// Takes memory for a part of a memfd now, so that a shortage is an error here and never a SIGBUS or
+// the kernel's choice of whom to kill later.
+Status reserve_memory(const Fd& fd, std::size_t offset, std::size_t bytes);
+
 class Segment {
  public:
   Segment() = default;

@@ -13,9 +13,11 @@
 namespace gradsync {
 namespace {
 
-// What the host sends to each guest, followed by the memory and one pidfd per rank.
+// What the host sends to each guest, followed by the memory, the arena of a new world, and one
+// pidfd per rank.
 struct Welcome {
   std::uint64_t segment_bytes = 0;  // 0: the group could not be formed
+  std::uint64_t arena_range_bytes = 0;
   std::uint32_t ranks = 0;
   // Only when it could not be formed: why, and which ranks it is about.
   Code code = Code::ok;
@@ -43,13 +45,16 @@ void send_away(const std::vector<Guest>& guests, const Status& status) {
 
 }  // namespace
 
-Session::Session(std::shared_ptr<Segment> segment, int rank, int ranks, Liveness liveness)
+Session::Session(std::shared_ptr<Segment> segment, std::shared_ptr<Arena> arena, int arena_rank,
+                 int rank, int ranks, Liveness liveness)
     : segment_(std::move(segment)),
+      arena_(std::move(arena)),
+      arena_rank_(arena_rank),
       team_(segment_->data(), rank, ranks, std::move(liveness)),
-      staging_(team_) {}
+      staging_(team_, arena_.get()) {}
 
 Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
-                     Deadline deadline, std::unique_ptr<Session>& out) {
+                     const Session* world, Deadline deadline, std::unique_ptr<Session>& out) {
   const auto ranks = static_cast<int>(pids.size());
   std::vector<Fd> expected(pids.size());
   Status status;
@@ -66,6 +71,8 @@ Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t stag
     status =
         Segment::create(segment_bytes(static_cast<std::size_t>(ranks), staging_bytes), segment);
   }
+  std::shared_ptr<Arena> arena = world != nullptr ? world->arena_ : nullptr;
+  if (status.ok() && world == nullptr) status = Arena::create(ranks, arena);
   std::vector<Fd> pidfds(static_cast<std::size_t>(ranks));
   if (status.ok()) status = open_pidfd(::getpid(), pidfds[0]);
   if (!status.ok()) {
@@ -77,22 +84,25 @@ Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t stag
   for (Guest& guest : guests)
     pidfds[static_cast<std::size_t>(guest.index)] = std::move(guest.pidfd);
   std::vector<int> descriptors{segment.fd()};
+  if (world == nullptr) descriptors.push_back(arena->fd());
   for (const Fd& fd : pidfds) descriptors.push_back(fd.get());
   Welcome welcome;
   welcome.segment_bytes = segment.size();
   welcome.ranks = static_cast<std::uint32_t>(ranks);
+  welcome.arena_range_bytes = world == nullptr ? arena->range_bytes() : 0;
   for (const Guest& guest : guests) {
     status = send_descriptors(guest.socket, bytes_of(welcome), descriptors, deadline);
     // A guest that died meanwhile is found by its pidfd when the team enters.
     if (!status.ok() && status.code != Code::connection) return status;
   }
-  out = std::make_unique<Session>(std::make_shared<Segment>(std::move(segment)), 0, ranks,
+  out = std::make_unique<Session>(std::make_shared<Segment>(std::move(segment)), std::move(arena),
+                                  world != nullptr ? world->arena_rank_ : 0, 0, ranks,
                                   Liveness(std::move(pidfds)));
   return out->enter(deadline);
 }
 
-Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, Deadline deadline,
-                     std::unique_ptr<Session>& out) {
+Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, const Session* world,
+                     Deadline deadline, std::unique_ptr<Session>& out) {
   Status status = introduce(socket, rank, secret);
   if (!status.ok()) return status;
   Fd host_process;
@@ -114,14 +124,23 @@ Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, Deadl
                                             " ranks where " + std::to_string(ranks) +
                                             " were expected");
   }
-  status = receive_descriptors(socket, {}, static_cast<std::size_t>(ranks) + 1, deadline,
+  if ((welcome.arena_range_bytes == 0) != (world != nullptr)) {
+    return Status::error(Code::invalid, "one rank forms a world, another a sub-group of one");
+  }
+  const std::size_t memories = world == nullptr ? 2 : 1;
+  status = receive_descriptors(socket, {}, static_cast<std::size_t>(ranks) + memories, deadline,
                                host_process, received);
   if (!status.ok()) return status;
   Segment segment;
   status = Segment::map(std::move(received[0]), welcome.segment_bytes, segment);
+  std::shared_ptr<Arena> arena = world != nullptr ? world->arena_ : nullptr;
+  if (status.ok() && world == nullptr) {
+    status = Arena::map(std::move(received[1]), ranks, welcome.arena_range_bytes, arena);
+  }
   if (!status.ok()) return status;
-  received.erase(received.begin());
-  out = std::make_unique<Session>(std::make_shared<Segment>(std::move(segment)), rank, ranks,
+  received.erase(received.begin(), received.begin() + static_cast<std::ptrdiff_t>(memories));
+  out = std::make_unique<Session>(std::make_shared<Segment>(std::move(segment)), std::move(arena),
+                                  world != nullptr ? world->arena_rank_ : rank, rank, ranks,
                                   Liveness(std::move(received)));
   return out->enter(deadline);
 }
@@ -129,12 +148,15 @@ Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, Deadl
 Status Session::local(int ranks, std::size_t staging_bytes,
                       std::vector<std::unique_ptr<Session>>& out) {
   const auto segment = std::make_shared<Segment>();
-  const Status status =
+  Status status =
       Segment::create(segment_bytes(static_cast<std::size_t>(ranks), staging_bytes), *segment);
+  if (!status.ok()) return status;
+  std::shared_ptr<Arena> arena;
+  status = Arena::create(ranks, arena);
   if (!status.ok()) return status;
   Team::format(segment->data(), ranks, staging_bytes);
   for (int rank = 0; rank < ranks; ++rank) {
-    out.push_back(std::make_unique<Session>(segment, rank, ranks, Liveness()));
+    out.push_back(std::make_unique<Session>(segment, arena, rank, rank, ranks, Liveness()));
   }
   return Status::success();
 }

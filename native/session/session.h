@@ -10,6 +10,7 @@
 
 #include "algo/algorithm.h"
 #include "common/fork.h"
+#include "memory/arena.h"
 #include "memory/handoff.h"
 #include "memory/segment.h"
 #include "session/queue.h"
@@ -21,12 +22,13 @@ class Session {
  public:
   // The host of a lobby creates the memory and hands it to the guests with indices 1..ranks-1.
   // `pids` are the ranks' processes as far as they are known, 0 otherwise: one that dies on the way
-  // is named at once.
+  // is named at once. A sub-group shares the arena of its `world`; without one, there is a new
+  // arena.
   static Status host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
-                     Deadline deadline, std::unique_ptr<Session>& out);
+                     const Session* world, Deadline deadline, std::unique_ptr<Session>& out);
   // A guest receives it over a socket from reach_lobby().
-  static Status join(Fd socket, const Secret& secret, int rank, int ranks, Deadline deadline,
-                     std::unique_ptr<Session>& out);
+  static Status join(Fd socket, const Secret& secret, int rank, int ranks, const Session* world,
+                     Deadline deadline, std::unique_ptr<Session>& out);
 
   // Ranks that are threads of this process, on one mapping (where the thread sanitizer sees all of
   // them). Each rank's own thread must call enter() before anything else.
@@ -34,7 +36,8 @@ class Session {
                       std::vector<std::unique_ptr<Session>>& out);
 
   // Over memory that is mapped already.
-  Session(std::shared_ptr<Segment> segment, int rank, int ranks, Liveness liveness);
+  Session(std::shared_ptr<Segment> segment, std::shared_ptr<Arena> arena, int arena_rank, int rank,
+          int ranks, Liveness liveness);
   Status enter(Deadline deadline) { return team_.enter(deadline); }
   ~Session();
   Session(const Session&) = delete;
@@ -43,6 +46,9 @@ class Session {
   int rank() const { return team_.rank(); }
   int size() const { return team_.size(); }
   std::uint64_t sequence() const { return team_.sequence(); }
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
+  // The rank in the world, whose range of the arena is ours.
+  int arena_rank() const { return arena_rank_; }
 
   Status barrier(Deadline deadline);
   Status broadcast(std::byte* data, std::size_t count, Dtype dtype, int root, Deadline deadline);
@@ -95,6 +101,8 @@ class Session {
   Status check_list(const char* what, std::size_t entries, bool needed = true) const;
 
   std::shared_ptr<Segment> segment_;
+  std::shared_ptr<Arena> arena_;
+  int arena_rank_;
   Team team_;
   Staging staging_;
   std::uint64_t opened_in_ = fork_generation();

@@ -22,8 +22,9 @@ struct Announcement {
   std::uint64_t what = 0;      // op, dtype, reduce op and root packed by the algorithms
   std::uint64_t count = 0;     // elements
   std::uint64_t time_ns = 0;   // monotonic clock at the announcement
+  std::uint64_t place = 0;     // where in the arena the rank's tensor lies; 0: in memory of its own
 
-  // Time differs between ranks that agree.
+  // Time and place differ between ranks that agree.
   bool same_call(const Announcement& other) const {
     return sequence == other.sequence && what == other.what && count == other.count;
   }
@@ -36,14 +37,16 @@ class AnnouncementCell {
     words_[1].store(a.what, std::memory_order_relaxed);
     words_[2].store(a.count, std::memory_order_relaxed);
     words_[3].store(a.time_ns, std::memory_order_relaxed);
+    words_[4].store(a.place, std::memory_order_relaxed);
   }
   Announcement load() const {
     return {words_[0].load(std::memory_order_relaxed), words_[1].load(std::memory_order_relaxed),
-            words_[2].load(std::memory_order_relaxed), words_[3].load(std::memory_order_relaxed)};
+            words_[2].load(std::memory_order_relaxed), words_[3].load(std::memory_order_relaxed),
+            words_[4].load(std::memory_order_relaxed)};
   }
 
  private:
-  std::array<std::atomic<std::uint64_t>, 4> words_{};
+  std::array<std::atomic<std::uint64_t>, 5> words_{};
 };
 
 enum class Presence : std::uint32_t {

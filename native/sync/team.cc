@@ -106,9 +106,9 @@ void Team::abort(const std::string& reason, bool gave_up) {
   for (int peer = 0; peer < size_; ++peer) futex_wake_all(slot(peer).progress);
 }
 
-void Team::announce(std::uint64_t what, std::uint64_t count) {
+void Team::announce(std::uint64_t what, std::uint64_t count, std::uint64_t place) {
   ++sequence_;
-  slot(rank_).announcements[sequence_ & 1].store({sequence_, what, count, now_ns()});
+  slot(rank_).announcements[sequence_ & 1].store({sequence_, what, count, now_ns(), place});
   publish(progress_ + 1);
 }
 

@@ -62,7 +62,7 @@ class Team {
   std::uint64_t sequence() const { return sequence_; }
 
   // Announces a call together with its first step.
-  void announce(std::uint64_t what, std::uint64_t count);
+  void announce(std::uint64_t what, std::uint64_t count, std::uint64_t place = 0);
   // Waits until all ranks have announced theirs, and compares: mismatch lists every rank's.
   Status agree(Deadline deadline);
 

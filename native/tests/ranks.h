@@ -72,7 +72,7 @@ inline Status host_session(const Pipe& out, const Pipe& in, std::size_t ranks, s
   out.send(&address, sizeof(address));
   std::vector<int> pids(ranks);
   in.receive(pids.data(), ranks * sizeof(int));
-  return Session::host(std::move(lobby), pids, staging, deadline, session);
+  return Session::host(std::move(lobby), pids, staging, nullptr, deadline, session);
 }
 
 inline Status join_session(const LobbyAddress& address, int rank, int ranks, Deadline deadline,
@@ -80,7 +80,7 @@ inline Status join_session(const LobbyAddress& address, int rank, int ranks, Dea
   Fd socket;
   const Status status = reach_lobby(address.name, socket);
   if (!status.ok()) return status;
-  return Session::join(std::move(socket), address.secret, rank, ranks, deadline, out);
+  return Session::join(std::move(socket), address.secret, rank, ranks, nullptr, deadline, out);
 }
 
 // Forks `ranks` processes that open a session and run body, which returns the exit code.

@@ -15,6 +15,7 @@ from gradsync import errors
 __version__ = "0.1.0"
 
 _HOMES = {
+    "backends.work": ("Work",),
     "base.dtypes": ("ReduceOp",),
     "ddp.ddp": ("DistributedDataParallel",),
     "errors": tuple(errors.__all__),
@@ -41,6 +42,7 @@ _HOMES = {
         "gather_object",
         "scatter_object_list",
     ),
+    "group.shared": ("shared_empty", "shared_like", "shared_zeros"),
     "launch.spawn": ("spawn",),
     "rendezvous.meeting": ("register_rendezvous_handler", "rendezvous"),
     "session.lifecycle": ("destroy_process_group", "init_process_group"),

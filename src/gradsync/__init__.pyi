@@ -1,5 +1,6 @@
 """The public names, for type checkers; ``__init__.py`` loads them on first use."""
 
+from gradsync.backends.work import Work as Work
 from gradsync.base.dtypes import ReduceOp as ReduceOp
 from gradsync.ddp.ddp import DistributedDataParallel as DistributedDataParallel
 from gradsync.errors import AbortedError as AbortedError
@@ -37,6 +38,9 @@ from gradsync.group.objects import all_gather_object as all_gather_object
 from gradsync.group.objects import broadcast_object_list as broadcast_object_list
 from gradsync.group.objects import gather_object as gather_object
 from gradsync.group.objects import scatter_object_list as scatter_object_list
+from gradsync.group.shared import shared_empty as shared_empty
+from gradsync.group.shared import shared_like as shared_like
+from gradsync.group.shared import shared_zeros as shared_zeros
 from gradsync.launch.spawn import spawn as spawn
 from gradsync.rendezvous.meeting import register_rendezvous_handler as register_rendezvous_handler
 from gradsync.rendezvous.meeting import rendezvous as rendezvous

@@ -106,7 +106,7 @@ NATIVE_MAY_INCLUDE = {
     "memory": {"common"},
     "sync": {"common"},
     "reduce": {"common"},
-    "algo": {"common", "sync", "reduce"},
+    "algo": {"common", "memory", "sync", "reduce"},
     "session": {"common", "memory", "sync", "reduce", "algo"},
     "store": {"common"},
     "bindings": {"common", "session", "store"},

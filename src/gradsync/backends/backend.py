@@ -23,6 +23,8 @@ class Bootstrap:
     evidence: Sequence[HostEvidence]
     """Where each rank runs, in rank order."""
     timeout_s: float
+    world: Backend | None = None
+    """The world's backend when this is for a sub-group, which may share what that has."""
 
 
 class Backend(Protocol):

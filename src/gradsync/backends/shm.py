@@ -11,7 +11,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gradsync import _native
 from gradsync.backends.backend import Bootstrap
@@ -24,6 +24,7 @@ from gradsync.backends.translate import (
     broken_error,
     call_error,
     forming_error,
+    no_memory_error,
     rank_states,
 )
 from gradsync.backends.work import DoneWork, Work
@@ -124,6 +125,17 @@ class ShmBackend:
             self._broken = broken_error(failure)
         return failure
 
+    def shared_bytes(self, nbytes: int) -> Any:
+        """Return an array of zeroed memory that every rank of the world has mapped."""
+        try:
+            return self._session.allocate(nbytes)
+        except _native.StatusError as error:
+            raise no_memory_error(error) from None
+
+    def is_shared(self, address: int, nbytes: int) -> bool:
+        """Return whether memory was made by ``shared_bytes``, on this group or its relatives."""
+        return self._session.is_shared(address, nbytes)
+
     def abort(self, reason: str) -> None:
         """Make every present and later call of every rank fail with ``reason``."""
         self._session.abort(printable(reason))
@@ -164,13 +176,14 @@ def share_memory(bootstrap: Bootstrap) -> _native.Session:
         # Rank 0 may serve the store: nobody goes before everybody knows.
         bootstrap.store.barrier("islands", size, min(bootstrap.timeout_s, _TO_PART_S))
         raise BackendUnavailable(_explain(groups, evidence))
+    world = bootstrap.world._session if isinstance(bootstrap.world, ShmBackend) else None
     try:
         if link is None:
             # A pid means the same process to us only within one pid namespace.
             here = evidence[rank].pid_namespace
             pids = [e.pid if here and e.pid_namespace == here else 0 for e in evidence]
-            return lobby.host(pids, STAGING_BYTES, bootstrap.timeout_s)
-        return link.join(bytes.fromhex(lobbies[0][1]), rank, size, bootstrap.timeout_s)
+            return lobby.host(pids, STAGING_BYTES, bootstrap.timeout_s, world)
+        return link.join(bytes.fromhex(lobbies[0][1]), rank, size, bootstrap.timeout_s, world)
     except _native.StatusError as error:
         raise forming_error(error) from None
 

@@ -21,7 +21,14 @@ from gradsync.errors import (
     UsageError,
 )
 
-__all__ = ["RankState", "broken_error", "call_error", "forming_error", "rank_states"]
+__all__ = [
+    "RankState",
+    "broken_error",
+    "call_error",
+    "forming_error",
+    "no_memory_error",
+    "rank_states",
+]
 
 
 class RankState(NamedTuple):
@@ -126,14 +133,19 @@ def call_error(error: _native.StatusError, session: _native.Session, call: Call)
     )
 
 
+def no_memory_error(error: _native.StatusError) -> DistError:
+    """Return the exception for shared memory that could not be had."""
+    return BackendUnavailable(
+        f"shared memory could not be reserved: {error.args[1]}. "
+        f"Free memory, or raise the container's memory limit."
+    )
+
+
 def forming_error(error: _native.StatusError) -> DistError:
     """Return the exception for a group whose shared memory could not be set up."""
     code, detail, ranks = error.args
     if code == "no_space":
-        return BackendUnavailable(
-            f"shared memory for the group could not be reserved: {detail}. "
-            f"Free memory, or raise the container's memory limit."
-        )
+        return no_memory_error(error)
     if code == "peer_lost":
         return PeerLostError(f"{_ranks(ranks)}: {detail}", ranks=ranks)
     about = f" ({_ranks(ranks)})" if ranks else ""

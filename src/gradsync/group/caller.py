@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gradsync.backends.backend import Backend
 from gradsync.backends.call import Call
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
@@ -19,6 +20,11 @@ class Caller:
     _rank: int
     _size: int
     group_name: str
+
+    @property
+    def backend(self) -> Backend:
+        """The engine below."""
+        raise NotImplementedError
 
     def submit(self, call: Call) -> Work:
         """Hand a call to the backend."""

@@ -22,12 +22,13 @@ from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
 from gradsync.group.members import Members
 from gradsync.group.reducing import Reducing
+from gradsync.group.sharing import Sharing
 from gradsync.group.work import Prepared
 
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup(Gathering, Reducing, Exchanging):
+class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
     """Ranks that call collectives together.
 
     Every rank must make the same calls in the same order. A call that cannot be carried out raises

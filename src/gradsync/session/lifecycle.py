@@ -100,6 +100,7 @@ def form_group(
     deadline: Deadline,
     limit_s: float,
     on_close: Callable[[], None] | None = None,
+    world: ProcessGroup | None = None,
 ) -> ProcessGroup:
     """Bring the members of a group together in shared memory."""
     own = PrefixStore(f"shm/{members.name}", store)
@@ -108,6 +109,7 @@ def form_group(
         rank=members.rank,
         evidence=members.evidence,
         timeout_s=deadline.remaining(),
+        world=None if world is None else world.backend,
     )
     try:
         backend = ShmBackend.open(bootstrap)

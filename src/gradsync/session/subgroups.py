@@ -62,6 +62,7 @@ def new_group(
         store,
         Deadline(limit_s),
         limit_s,
+        world=world,
     )
     world.children.append(group)
     return group
