@@ -196,7 +196,9 @@ def measure(names: list[str], rounds: int, memory: bool) -> dict[str, dict[str, 
                 for variant in VARIANTS:
                     Path(folder, "torch").unlink(missing_ok=True)
                     gradsync.spawn(memory_rank, (folder, name, variant), nprocs=2)
-                    seen = [float(Path(folder, f"{name}.{variant}.{r}").read_text()) for r in (0, 1)]
+                    seen = [
+                        float(Path(folder, f"{name}.{variant}.{r}").read_text()) for r in (0, 1)
+                    ]
                     row[f"{variant}_peak_mib"] = max(seen)
             figures[name] = row
     return figures
@@ -242,7 +244,10 @@ def main() -> None:
     names = options.models.split(",")
     figures = measure(names, 3 if options.quick else 15, memory=not options.quick)
     print(table(figures))
-    machine = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "torch": torch.__version__}
+    machine = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+    }
     if options.out:
         Path(options.out).write_text(json.dumps({"models": figures, **machine}, indent=1))
     if options.plot:

@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "backends.work": ("Work",),
     "base.dtypes": ("ReduceOp",),
+    "ddp.comm_hooks.hook": ("GradBucket",),
     "ddp.ddp": ("DistributedDataParallel",),
     "errors": tuple(errors.__all__),
     "group.collectives": (

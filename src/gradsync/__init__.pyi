@@ -2,6 +2,7 @@
 
 from gradsync.backends.work import Work as Work
 from gradsync.base.dtypes import ReduceOp as ReduceOp
+from gradsync.ddp.comm_hooks.hook import GradBucket as GradBucket
 from gradsync.ddp.ddp import DistributedDataParallel as DistributedDataParallel
 from gradsync.errors import AbortedError as AbortedError
 from gradsync.errors import BackendUnavailable as BackendUnavailable

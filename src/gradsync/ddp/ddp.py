@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from gradsync.ddp.comm_hooks.hook import CommHook
+from gradsync.ddp.comm_hooks.register import builtin_hook
 from gradsync.ddp.options import DDPOptions, bucket_limits, buffer_choices, check_devices
 from gradsync.ddp.reducer import Reducer
 from gradsync.ddp.replica import Replica, named_parameters
@@ -132,6 +134,13 @@ class DistributedDataParallel(nn.Module):
         ranks. Pass the number of samples or tokens that the loss is the mean of.
         """
         self._replica.weight(weight)
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Average buckets by ``hook(state, bucket)``, which returns a future of the result."""
+        self._replica.register_comm_hook(state, hook)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        self._replica.register_comm_hook(self.process_group, builtin_hook(comm_hook_type))
 
     # -- what torch users look at -----------------------------------------------------------------
 

@@ -6,14 +6,16 @@ before and after each forward, and the choices of when gradients travel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from gradsync.ddp.bucket import Bucket
 from gradsync.ddp.buffers import BufferHookLocation, BufferSync
+from gradsync.ddp.comm_hooks.hook import CommHook, HookEngine, check_hook
 from gradsync.ddp.init_sync import broadcast_tensors, verify_same
 from gradsync.ddp.options import DDPOptions
 from gradsync.ddp.reducer import Reducer, ReducerOptions
@@ -43,6 +45,7 @@ class Replica:
         self.options = options
         self.ignored = frozenset(ignored) | frozenset(getattr(module, _IGNORED, ()))
         self.sync_gradients = True
+        self.comm_hook_name: str | None = None
         self.sync_buffers_next = True
         self.buffer_sync = BufferSync(module, group, self.ignored)
         named = named_parameters(module, self.ignored)
@@ -93,6 +96,18 @@ class Replica:
         for tensor in (output,) if isinstance(output, torch.Tensor) else tensors_in(output):
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(opened)
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Average buckets by ``hook`` from now on; once only."""
+        check_hook(hook)
+        if self.comm_hook_name is not None:
+            raise UsageError(f"the communication hook {self.comm_hook_name} is registered already")
+        self.comm_hook_name = getattr(hook, "__qualname__", type(hook).__qualname__)
+
+        def make(group: ProcessGroup, buckets: Sequence[Bucket], _: float) -> HookEngine:
+            return HookEngine(group, buckets, hook, state)
+
+        self.reducer.change_engine(make)
 
     # -- when gradients travel --------------------------------------------------------------------
 
