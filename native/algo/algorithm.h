@@ -24,6 +24,7 @@ enum class Op : std::uint8_t {
   scatter = 7,
   reduce_scatter = 8,
   all_to_all = 9,
+  finish_buckets = 10,
 };
 
 // What must be the same on every rank, in one word.

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "algo/algorithm.h"
+#include "algo/slice.h"
 #include "reduce/reduce.h"
 
 namespace gradsync {
@@ -26,22 +27,6 @@ namespace {
 // Below this a second synchronisation costs more than reducing everything on every rank. Measured
 // at 2 ranks on 2 cores: even at 16 KiB, 4 us against 5 us; 64 KiB the other way round.
 constexpr std::size_t small_bytes = 16 * 1024;
-
-struct Slice {
-  std::size_t begin;  // elements
-  std::size_t count;
-};
-
-// Slices begin at multiples of a cache line, so two ranks never write the same one.
-Slice slice_of(std::size_t count, int rank, int ranks, std::size_t element) {
-  const std::size_t unit = std::max<std::size_t>(cache_line / element, 1);
-  const std::size_t units = (count + unit - 1) / unit;
-  const auto cut = [&](int r) {
-    return std::min(count,
-                    units * static_cast<std::size_t>(r) / static_cast<std::size_t>(ranks) * unit);
-  };
-  return {cut(rank), cut(rank + 1) - cut(rank)};
-}
 
 Status reduce_small(Team& team, Staging& staging, std::byte* data, std::size_t count,
                     ReduceKernel kernel) {

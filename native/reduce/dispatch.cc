@@ -81,4 +81,16 @@ Status find_kernel(Dtype dtype, Reduce reduce, ReduceKernel& out) {
   return Status::error(Code::invalid, "this reduction is not defined for elements of this type");
 }
 
+WeightedKernel find_weighted_kernel(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f64: return weighted_sum<double>;
+    case Dtype::f32: return weighted_sum<float>;
+    case Dtype::f16: return weighted_sum<Float16>;
+    case Dtype::bf16: return weighted_sum<Bfloat16>;
+    case Dtype::c128: return weighted_sum<std::complex<double>>;
+    case Dtype::c64: return weighted_sum<std::complex<float>>;
+    default: return nullptr;
+  }
+}
+
 }  // namespace gradsync

@@ -155,4 +155,30 @@ void reduce(std::span<const std::byte* const> sources, std::span<std::byte* cons
   }
 }
 
+// A weighted sum, in the same blocks. A source of weight 0 adds nothing, whatever it holds.
+template <typename T>
+void weighted_sum(std::span<const std::byte* const> sources, std::span<const double> weights,
+                  std::span<std::byte* const> destinations, std::size_t count) {
+  using Wide = typename Widening<T>::Wide;
+  constexpr std::size_t block = 2048 / sizeof(Wide);
+  std::array<Wide, block> accumulated;
+  std::array<T, block> narrowed;
+  for (std::size_t start = 0; start < count; start += block) {
+    const std::size_t length = std::min(block, count - start);
+    accumulated.fill(Wide{});
+    for (std::size_t s = 0; s < sources.size(); ++s) {
+      if (weights[s] == 0.0) continue;
+      const T* next = reinterpret_cast<const T*>(sources[s]) + start;
+      const auto weight = static_cast<Scalar<Wide>>(weights[s]);
+      for (std::size_t i = 0; i < length; ++i) {
+        accumulated[i] += Widening<T>::widen(next[i]) * weight;
+      }
+    }
+    for (std::size_t i = 0; i < length; ++i) narrowed[i] = Widening<T>::narrow(accumulated[i]);
+    for (std::byte* destination : destinations) {
+      std::memcpy(destination + start * sizeof(T), narrowed.data(), length * sizeof(T));
+    }
+  }
+}
+
 }  // namespace gradsync::kernels

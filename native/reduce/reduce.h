@@ -19,4 +19,10 @@ using ReduceKernel = void (*)(std::span<const std::byte* const> sources,
 // together (bitwise operations on floats, order on complex numbers, averages of integers).
 Status find_kernel(Dtype dtype, Reduce reduce, ReduceKernel& out);
 
+// The sum of weights[i] * sources[i], for float and complex types; null for others.
+using WeightedKernel = void (*)(std::span<const std::byte* const> sources,
+                                std::span<const double> weights,
+                                std::span<std::byte* const> destinations, std::size_t count);
+WeightedKernel find_weighted_kernel(Dtype dtype);
+
 }  // namespace gradsync

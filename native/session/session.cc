@@ -236,6 +236,10 @@ Status Session::all_reduce(std::byte* data, std::size_t count, Dtype dtype, Redu
   });
 }
 
+Status Session::finish(Board& board, Deadline deadline) {
+  return run(deadline, [&] { return board.finish(deadline); });
+}
+
 Status Session::check_root(int root) const {
   if (root >= 0 && root < size()) return Status::success();
   std::ostringstream text;

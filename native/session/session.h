@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "algo/algorithm.h"
+#include "algo/board.h"
 #include "common/fork.h"
 #include "memory/arena.h"
 #include "memory/handoff.h"
@@ -70,6 +71,11 @@ class Session {
   Status all_to_all(const Pieces<const std::byte>& inputs, const Pieces<std::byte>& outputs,
                     Dtype dtype, Deadline deadline);
 
+  // A board over buckets in the arena, the same on all ranks; see algo/board.h. A collective.
+  Status make_board(std::span<std::byte* const> buckets, std::vector<BucketShape> shapes,
+                    Deadline deadline, std::unique_ptr<Board>& out);
+  Status finish(Board& board, Deadline deadline);
+
   // Hands in a call (one of the above) to be carried out after those before it.
   std::shared_ptr<Ticket> post(Queue::Call call);
   Status wait(Ticket& ticket, Deadline deadline) { return queue_.wait(ticket, deadline); }
@@ -106,7 +112,8 @@ class Session {
   Team team_;
   Staging staging_;
   std::uint64_t opened_in_ = fork_generation();
-  Status broken_;  // written and read by whoever has the turn
+  std::uint32_t boards_ = 0;  // made so far
+  Status broken_;             // written and read by whoever has the turn
   Queue queue_;
 };
 

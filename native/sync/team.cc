@@ -112,8 +112,8 @@ void Team::announce(std::uint64_t what, std::uint64_t count, std::uint64_t place
   publish(progress_ + 1);
 }
 
-Status Team::agree(Deadline deadline) {
-  const Status status = wait_for_all(progress_, deadline);
+Status Team::agree(Deadline deadline, const Meanwhile& meanwhile) {
+  const Status status = wait_for_all(progress_, deadline, meanwhile);
   if (!status.ok()) return status;
   const Announcement mine = announced_by(rank_);
   Status verdict;
@@ -145,26 +145,34 @@ std::uint32_t Team::progress_of(int peer) const {
   return slot(peer).progress.load(std::memory_order_acquire);
 }
 
-Status Team::wait_for_all(std::uint64_t step, Deadline deadline) {
+Status Team::wait_for_all(std::uint64_t step, Deadline deadline, const Meanwhile& meanwhile) {
   if (step <= reached_by_all_) return Status::success();
   for (int distance = 1; distance < size_; ++distance) {
     // Starting with the next rank spreads the reads over the slots.
-    const Status status = wait_for((rank_ + distance) % size_, step, deadline);
+    const Status status = wait_for((rank_ + distance) % size_, step, deadline, meanwhile);
     if (!status.ok()) return status;
   }
   reached_by_all_ = step;
   return Status::success();
 }
 
-Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline) {
+void Team::nudge() {
+  Slot& mine = slot(rank_);
+  // Whoever goes to sleep in this moment misses it, and looks again later.
+  if (mine.sleepers.load(std::memory_order_relaxed) != 0) futex_wake_all(mine.progress);
+}
+
+Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline, const Meanwhile& meanwhile) {
   if (has_reached(peer, step)) return Status::success();
   const Patience patience = is_background ? Patience{0, 1} : patience_;
   for (int i = 0; i < patience.spins; ++i) {
     pause_briefly();
+    if (meanwhile) meanwhile();
     if (has_reached(peer, step)) return Status::success();
   }
   for (int i = 0; i < patience.yields; ++i) {
     ::sched_yield();
+    if (meanwhile) meanwhile();
     if (has_reached(peer, step)) return Status::success();
   }
   Slot& theirs = slot(peer);
@@ -175,6 +183,7 @@ Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline) {
     if (!status.ok()) return status;
     if (deadline.expired()) return timed_out(step);
     if (interrupted()) return interrupted_status();
+    if (meanwhile && meanwhile()) continue;
     theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = theirs.progress.load(std::memory_order_seq_cst);
     if (!reached(seen, step)) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,11 +65,16 @@ class Team {
   // Announces a call together with its first step.
   void announce(std::uint64_t what, std::uint64_t count, std::uint64_t place = 0);
   // Waits until all ranks have announced theirs, and compares: mismatch lists every rank's.
-  Status agree(Deadline deadline);
+  // `meanwhile` is called while waiting; true when it found something to do.
+  using Meanwhile = std::function<bool()>;
+  Status agree(Deadline deadline, const Meanwhile& meanwhile = nullptr);
+  // Wakes who sleeps until this rank's next step, to look whether there is something to do.
+  void nudge();
 
   void publish(std::uint64_t step);
-  Status wait_for(int peer, std::uint64_t step, Deadline deadline);
-  Status wait_for_all(std::uint64_t step, Deadline deadline);
+  Status wait_for(int peer, std::uint64_t step, Deadline deadline,
+                  const Meanwhile& meanwhile = nullptr);
+  Status wait_for_all(std::uint64_t step, Deadline deadline, const Meanwhile& meanwhile = nullptr);
 
   Announcement announced_by(int peer) const;
   RankReport report(int peer) const;

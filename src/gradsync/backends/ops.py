@@ -16,6 +16,7 @@ __all__ = [
     "ALL_TO_ALL",
     "BARRIER",
     "BROADCAST",
+    "FINISH_BUCKETS",
     "GATHER",
     "OPS",
     "REDUCE",
@@ -47,6 +48,7 @@ GATHER = Op("gather", 6, has_root=True)
 SCATTER = Op("scatter", 7, has_root=True)
 REDUCE_SCATTER = Op("reduce_scatter", 8, has_reduce=True)
 ALL_TO_ALL = Op("all_to_all", 9, has_count=False)
+FINISH_BUCKETS = Op("finish_buckets", 10, has_data=False)
 
 OPS = (
     BARRIER,
@@ -58,6 +60,7 @@ OPS = (
     SCATTER,
     REDUCE_SCATTER,
     ALL_TO_ALL,
+    FINISH_BUCKETS,
 )
 
 _UNEVEN = 1 << 24

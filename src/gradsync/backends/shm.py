@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 
 from gradsync import _native
 from gradsync.backends.backend import Bootstrap
-from gradsync.backends.call import Call
-from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
+from gradsync.backends.board import ShmBoard
+from gradsync.backends.call import NO_BUFFER, Buffer, Call
+from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST, FINISH_BUCKETS
 from gradsync.backends.pending import PendingWork
 from gradsync.backends.pieces import run_pieces
 from gradsync.backends.translate import (
@@ -119,11 +120,20 @@ class ShmBackend:
         return PendingWork(pending, call, self._failure)
 
     def _failure(self, error: _native.StatusError, call: Call) -> DistError:
+        """Return the exception for a failure of the core, and remember that the group is broken."""
         failure = call_error(error, self._session, call)
         if isinstance(failure, DistBackendError) and self._broken is None:
             # A copy that is never raised: a traceback would keep this group's memory alive.
             self._broken = broken_error(failure)
         return failure
+
+    def bucket_board(self, buckets: Sequence[tuple[Buffer, int]], timeout_s: float) -> ShmBoard:
+        """Set up a board of shared buckets, each with its number of parameters; a collective."""
+        rows = [(b.address, b.numel, b.dtype, parts) for b, parts in buckets]
+        try:
+            return ShmBoard(self._session.make_board(rows, timeout_s), self._failure)
+        except _native.StatusError as error:
+            raise self._failure(error, Call(FINISH_BUCKETS, NO_BUFFER, timeout_s)) from None
 
     def shared_bytes(self, nbytes: int) -> Any:
         """Return an array of zeroed memory that every rank of the world has mapped."""

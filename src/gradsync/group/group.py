@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
@@ -16,6 +16,7 @@ from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout, seconds
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
+from gradsync.group.board import BucketBoard
 from gradsync.group.buffers import copy_back, output_view
 from gradsync.group.exchanging import Exchanging
 from gradsync.group.gathering import Gathering
@@ -146,6 +147,18 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         buffer = output_view(tensor, "all_reduce")
         call = Call(ALL_REDUCE, buffer, self._limit(timeout), ReduceOp(op))
         return self._start(Prepared(call, [tensor], ((tensor, buffer),)))
+
+    def bucket_board(
+        self,
+        buckets: Sequence[torch.Tensor],
+        parts: Sequence[int],
+        timeout: Timeout | None = None,
+    ) -> BucketBoard:
+        """Set up a board for gradient buckets made by ``shared_empty``; a collective.
+
+        ``parts`` says how many parameters each bucket holds.
+        """
+        return BucketBoard(self.backend, self.hooks, buckets, parts, self._limit(timeout))
 
     # -- end of life ------------------------------------------------------------------------------
 
