@@ -94,13 +94,17 @@ class BoardEngine:
     """Ranks reduce their slice of every bucket that all of them have filled, in shared memory."""
 
     def __init__(self, group: ProcessGroup, buckets: Sequence[Bucket], timeout_s: float) -> None:
-        self._board: Any = group.bucket_board([bucket.flat for bucket in buckets])  # type: ignore[attr-defined]
+        flats = [bucket.flat for bucket in buckets]
+        self._board = group.bucket_board(flats, [len(bucket.params) for bucket in buckets])
         self._timeout_s = timeout_s
-        self.poll = self._board.poll
 
     def launch(self, bucket: Bucket, missing: bytes | None, weight: float | None) -> None:
         """Say that this rank's bucket is filled."""
         self._board.arrive(bucket.index, 1.0 if weight is None else weight, missing)
+
+    def poll(self) -> None:
+        """Reduce this rank's slice of what has become full everywhere."""
+        self._board.poll()
 
     def finish(self) -> None:
         """Wait for the others' buckets and reduce what is left."""
@@ -111,21 +115,19 @@ class BoardEngine:
         return tuple(self._board.missing_everywhere(bucket.index))
 
     def close(self) -> None:
-        """Close the board."""
-        self._board.close()
+        """Hold nothing but the board, which goes with the engine."""
 
 
 def allocator(group: ProcessGroup, device: torch.device) -> Allocate:
     """Return what makes the memory of buckets: shared with the other ranks where that works."""
-    shared = getattr(group, "shared_empty", None)
-    if shared is not None and device.type == "cpu":
-        return lambda count, dtype: shared(count, dtype=dtype)
+    if device.type == "cpu":
+        return lambda count, dtype: group.shared_empty(count, dtype=dtype)
     return lambda count, dtype: torch.empty(count, dtype=dtype, device=device)
 
 
 def make_engine(group: ProcessGroup, buckets: Sequence[Bucket], timeout_s: float) -> Engine:
     """Return the quickest engine that can serve these buckets."""
-    on_cpu = all(bucket.flat.device.type == "cpu" for bucket in buckets)
-    if buckets and on_cpu and hasattr(group, "bucket_board"):
+    on_host = all(bucket.flat.device.type == "cpu" for bucket in buckets)
+    if buckets and on_host and all(group.is_shared(bucket.whole) for bucket in buckets):
         return BoardEngine(group, buckets, timeout_s)
     return CallEngine(group)
