@@ -19,6 +19,8 @@ _HOMES = {
     "base.dtypes": ("ReduceOp",),
     "ddp.comm_hooks.hook": ("GradBucket",),
     "ddp.ddp": ("DistributedDataParallel",),
+    "ddp.join": ("Join", "JoinHook", "Joinable"),
+    "ddp.replicate": ("replica_of", "replicate"),
     "errors": tuple(errors.__all__),
     "group.collectives": (
         "all_gather",

@@ -4,6 +4,11 @@ from gradsync.backends.work import Work as Work
 from gradsync.base.dtypes import ReduceOp as ReduceOp
 from gradsync.ddp.comm_hooks.hook import GradBucket as GradBucket
 from gradsync.ddp.ddp import DistributedDataParallel as DistributedDataParallel
+from gradsync.ddp.join import Join as Join
+from gradsync.ddp.join import Joinable as Joinable
+from gradsync.ddp.join import JoinHook as JoinHook
+from gradsync.ddp.replicate import replica_of as replica_of
+from gradsync.ddp.replicate import replicate as replicate
 from gradsync.errors import AbortedError as AbortedError
 from gradsync.errors import BackendUnavailable as BackendUnavailable
 from gradsync.errors import CollectiveTimeout as CollectiveTimeout

@@ -10,11 +10,19 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from gradsync.ddp.buffers import BufferHook, BufferHookLocation
 from gradsync.ddp.comm_hooks.hook import CommHook
 from gradsync.ddp.comm_hooks.register import builtin_hook
+from gradsync.ddp.compiling import ActiveInCompiler, skip_in_compiler
+from gradsync.ddp.figures import logging_data
+from gradsync.ddp.in_backward import step_optimizer
+from gradsync.ddp.join import Join, Joinable, JoinHook
+from gradsync.ddp.mesh import choose_group
+from gradsync.ddp.mixed_precision import Caster, as_mixed_precision
 from gradsync.ddp.options import DDPOptions, bucket_limits, buffer_choices, check_devices
 from gradsync.ddp.reducer import Reducer
 from gradsync.ddp.replica import Replica, named_parameters
+from gradsync.ddp.shadow import ReplicaJoinHook, announce_iteration
 from gradsync.ddp.tensors_in import map_tensors
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
@@ -25,7 +33,7 @@ __all__ = ["DistributedDataParallel"]
 Batch = TypeVar("Batch")
 
 
-class DistributedDataParallel(nn.Module):
+class DistributedDataParallel(nn.Module, Joinable):
     """Trains copies of a module on several ranks: gradients are averaged during backward.
 
     Every rank must construct it, with the same module. Parameters need not all be used.
@@ -43,6 +51,10 @@ class DistributedDataParallel(nn.Module):
         check_reduction: accepted for compatibility.
         gradient_as_bucket_view: accepted; gradients always live in the buckets.
         static_graph: accepted; how often each gradient arrives is learned in the first backward.
+        delay_all_reduce_named_params: accepted, with ``param_to_hook_all_reduce``; all
+            gradients are averaged by the end of backward in any case.
+        mixed_precision: a ``MixedPrecision``.
+        device_mesh: a mesh of one dimension, instead of ``process_group``.
         skip_all_reduce_unused_params: accepted.
         bucket_cap_mb_list: MiB of the first, second, ... bucket; the last repeats.
         batched_grad_copy: accepted; gradients are always brought in by the bucket.
@@ -72,6 +84,10 @@ class DistributedDataParallel(nn.Module):
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
+        delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
         skip_all_reduce_unused_params: bool = False,
         bucket_cap_mb_list: Sequence[float] | None = None,
         batched_grad_copy: bool = False,
@@ -79,6 +95,12 @@ class DistributedDataParallel(nn.Module):
         strict: bool = False,
     ) -> None:
         super().__init__()
+        Joinable.__init__(self)
+        if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
+            raise UsageError(
+                "delay_all_reduce_named_params and param_to_hook_all_reduce come together"
+            )
+        group = choose_group(process_group, device_mesh)
         if check_reduction:
             warnings.warn("check_reduction is ignored", FutureWarning, stacklevel=2)
         ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
@@ -99,16 +121,37 @@ class DistributedDataParallel(nn.Module):
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.batched_grad_copy = batched_grad_copy
         self.module = module
-        self._replica = Replica(module, resolve(process_group), options)
+        self.mixed_precision = mixed_precision
+        self._start(group, options, ignored)
+
+    def _start(self, group: ProcessGroup, options: DDPOptions, ignored: frozenset[str]) -> None:
+        replica = self._replica = Replica(self.module, group, options, ignored)
+        self._active = ActiveInCompiler(options.cap_bytes)
+        self._caster = None
+        if self.mixed_precision is not None:
+            precision = as_mixed_precision(self.mixed_precision)
+            self._caster = caster = Caster(self.module, precision, replica.ignored)
+            hook = caster.comm_hook()
+            if hook is not None:
+                replica.use_engine_of(group, hook)
+            keep_low = caster.on_finish(replica.reducer.params)
+            if keep_low is not None:
+                replica.reducer.on_finish.append(keep_low)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; its backward will synchronise, unless in ``no_sync()``."""
         replica = self._replica
-        replica.before_forward()
+        if self._join_config.enable:
+            Join.notify_join_context(self)
+            replica.before_forward(announce_iteration(replica))
+        else:
+            replica.before_forward()
         if self.device_ids is not None:
             target = self.device_ids[0]
             inputs, kwargs = map_tensors(lambda t: t.to(target), (inputs, kwargs))
-        output = self.module(*inputs, **kwargs)
+        with self._active:
+            caster = self._caster
+            output = caster(inputs, kwargs) if caster else self.module(*inputs, **kwargs)
         replica.after_forward(output)
         return output
 
@@ -141,6 +184,62 @@ class DistributedDataParallel(nn.Module):
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         self._replica.register_comm_hook(self.process_group, builtin_hook(comm_hook_type))
+
+    def _register_fused_optim(
+        self, optim: type[torch.optim.Optimizer], *args: Any, optim_params: Any = None, **kw: Any
+    ) -> None:
+        """Step an optimizer of this class at the end of each synchronised backward."""
+        params = self.reducer.params if optim_params is None else optim_params
+        self.reducer.on_finish.append(step_optimizer(optim(params, *args, **kw)))
+
+    def _register_buffer_comm_hook(
+        self,
+        state: Any,
+        hook: Any,
+        comm_hook_location: BufferHookLocation = BufferHookLocation.POST_FORWARD,
+    ) -> None:
+        """Synchronise buffers by ``hook(state, {name: buffer})``; futures are awaited."""
+        if not callable(hook):
+            raise TypeError(f"a buffer hook is a function, got {type(hook).__name__}")
+        location = BufferHookLocation[comm_hook_location.name]
+        self._replica.buffer_sync.hook = BufferHook(hook, state, location)
+
+    def _update_process_group(self, new_process_group: ProcessGroup) -> None:
+        """Go on with the ranks of another group."""
+        self._replica.change_group(new_process_group)
+
+    # -- uneven inputs ----------------------------------------------------------------------------
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """Return a context for a loop in which ranks may run out of batches earlier than others.
+
+        Gradients are divided by the number of all ranks, or by that of those with batches left.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return what a rank without inputs does; made by ``Join``."""
+        return ReplicaJoinHook(self._replica, kwargs.get("divide_by_initial_world_size", True))
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where the first parameter is."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The ranks."""
+        return self.process_group
 
     # -- what torch users look at -----------------------------------------------------------------
 
@@ -206,6 +305,26 @@ class DistributedDataParallel(nn.Module):
     def _has_rebuilt_buckets(self) -> bool:
         return self.reducer.has_rebuilt
 
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """Return figures of this module's training, under torch's names."""
+        return logging_data(
+            self._replica,
+            device_ids=", ".join(map(str, self.device_ids or ())),
+            output_device=-1 if self.output_device is None else str(self.output_device),
+            find_unused_parameters=int(self.find_unused_parameters),
+            gradient_as_bucket_view=1,
+            static_graph=int(self.static_graph),
+            join_uneven_inputs=int(self._join_config.enable),
+        )
+
+    def _set_static_graph(self) -> None:
+        """Accept that the graph does not change; nothing depends on it."""
+        self.static_graph = True
+
+    def _check_reducer_finalized(self) -> None:
+        """Raise if the last backward was cut short."""
+        self.reducer.prepare()
+
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(
         module: nn.Module, names: Iterable[str]
@@ -223,10 +342,14 @@ class DistributedDataParallel(nn.Module):
             )
         state = dict(self.__dict__)
         replica = state.pop("_replica")
+        del state["_caster"], state["_active"]
         state["_saved"] = (replica.options, replica.ignored)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options, ignored = state.pop("_saved")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._replica = Replica(self.module, resolve(None), options, ignored)
+        self._start(resolve(None), options, ignored)
+
+
+skip_in_compiler(DistributedDataParallel.forward)

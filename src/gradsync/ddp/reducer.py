@@ -21,6 +21,7 @@ from gradsync.ddp.bucket import Bucket
 from gradsync.ddp.engine import Engine, allocator, make_engine
 from gradsync.ddp.planner import BucketPlan, TensorSpec, plan_arrival, plan_initial
 from gradsync.ddp.sparse import mean_sparse
+from gradsync.ddp.timing import Timing
 from gradsync.ddp.weights import PassWeight
 from gradsync.errors import DistError, UsageError
 from gradsync.group.group import ProcessGroup
@@ -59,6 +60,7 @@ class Reducer:
         self.options = options
         self.arrivals = Arrivals(self.params)
         self.weight = PassWeight(self.params)
+        self.timing = Timing()
         self.armed = False
         """Whether a backward that passes no output of ours is synchronised, too."""
         self.is_open = False
@@ -67,6 +69,8 @@ class Reducer:
         self.has_rebuilt = False
         self.unused: tuple[str, ...] = ()
         """Parameters without a gradient on any rank in the last pass."""
+        self.unused_changed = False
+        """Whether that was ever different from the pass before."""
         self.on_finish: list[Callable[[], None]] = []
         """Called at the end of each pass, when the gradients are the mean."""
         self.plan: BucketPlan = ()
@@ -162,6 +166,11 @@ class Reducer:
         self._partial.clear()
         self.arrivals.end()
 
+    @property
+    def error(self) -> str | None:
+        """What made this reducer useless, if something did."""
+        return self._broken if not self.is_open else None
+
     # -- what the hooks say -----------------------------------------------------------------------
 
     def try_open(self) -> bool:
@@ -179,6 +188,7 @@ class Reducer:
         if self.is_open:
             return
         self.weight.begin()
+        self.timing.note_backward()
         self.is_open = True
         self._launched = 0
         self.arrivals.begin()
@@ -219,6 +229,7 @@ class Reducer:
         if missing is not None:
             self._partial.append(bucket)
         self._launched += 1
+        self.timing.note_launch()
         assert self._engine is not None
         self._engine.launch(bucket, missing, self.weight.apply(bucket.flat))
 
@@ -232,13 +243,17 @@ class Reducer:
             self._forget_pass()
             return
         self._broken = _CUT_SHORT
+        self.timing.note_computed()
         with torch.no_grad():
             for bucket in self.buckets[self._launched :]:
                 self._launch(bucket, arrivals.missing(bucket.numbers))
             assert self._engine is not None
             self._engine.finish()
+            unused_before = self.unused
             unused_here = self._settle()
             unused_here += self._reduce_sparse()
+        self.unused_changed |= self.passes > 0 and self.unused != unused_before
+        self.timing.note_done()
         self._broken = None
         self.is_open = False
         self.passes += 1
@@ -249,6 +264,22 @@ class Reducer:
             callback()
         if unused_here:
             self._report(unused_here)
+
+    def shadow_pass(self) -> None:
+        """Take part in a pass of the other ranks, with nothing to add."""
+        weight = None if self.weight.default is None else 0.0
+        assert self._engine is not None
+        with torch.no_grad():
+            for bucket in self.buckets:
+                bucket.flat.zero_()
+                self._engine.launch(bucket, bytes([1] * len(bucket.params)), weight)
+            self._engine.finish()
+            for bucket in self.buckets:
+                self._engine.missing_everywhere(bucket)
+            for number in self._sparse_numbers:
+                param = self.params[number]
+                mean_sparse(self.group, param, None, False, lambda _: weight)
+        self.passes += 1
 
     def _settle(self) -> list[int]:
         """Settle buckets with unused parameters; return the numbers of those unused here."""

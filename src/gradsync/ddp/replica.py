@@ -16,6 +16,8 @@ from torch import nn
 from gradsync.ddp.bucket import Bucket
 from gradsync.ddp.buffers import BufferHookLocation, BufferSync
 from gradsync.ddp.comm_hooks.hook import CommHook, HookEngine, check_hook
+from gradsync.ddp.compiling import outside_of_compiler
+from gradsync.ddp.in_backward import step_attached_optimizers
 from gradsync.ddp.init_sync import broadcast_tensors, verify_same
 from gradsync.ddp.options import DDPOptions
 from gradsync.ddp.reducer import Reducer, ReducerOptions
@@ -45,6 +47,7 @@ class Replica:
         self.options = options
         self.ignored = frozenset(ignored) | frozenset(getattr(module, _IGNORED, ()))
         self.sync_gradients = True
+        self._is_new = True
         self.comm_hook_name: str | None = None
         self.sync_buffers_next = True
         self.buffer_sync = BufferSync(module, group, self.ignored)
@@ -75,16 +78,31 @@ class Replica:
 
     # -- around forward ---------------------------------------------------------------------------
 
-    def before_forward(self) -> None:
-        """Plan anew when that is due, and synchronise buffers."""
+    @outside_of_compiler
+    def before_forward(self, buffers_of: int = 0) -> None:
+        """Plan anew when that is due, and synchronise buffers with those of a rank."""
+        if self._is_new:
+            self._take_over_optimizers()
         if self.sync_gradients and torch.is_grad_enabled():
             self.reducer.prepare()
-        if self.sync_buffers_next and self.options.forward_sync_buffers:
-            self.buffer_sync.run(BufferHookLocation.PRE_FORWARD)
+            self.reducer.timing.note_forward()
+        if self.buffers_are_due():
+            self.buffer_sync.run(BufferHookLocation.PRE_FORWARD, buffers_of)
 
+    def buffers_are_due(self) -> bool:
+        """Return whether the next forward synchronises buffers."""
+        return self.sync_buffers_next and self.options.forward_sync_buffers
+
+    def _take_over_optimizers(self) -> None:
+        self._is_new = False
+        step = step_attached_optimizers(self.reducer.params)
+        if step is not None:
+            self.reducer.on_finish.append(step)
+
+    @outside_of_compiler
     def after_forward(self, output: Any) -> None:
         """Decide whether the backward of ``output`` will synchronise: it travels with the graph."""
-        if self.sync_buffers_next and self.options.forward_sync_buffers:
+        if self.buffers_are_due():
             self.buffer_sync.run(BufferHookLocation.POST_FORWARD)
         if not torch.is_grad_enabled():
             return
@@ -103,6 +121,10 @@ class Replica:
         if self.comm_hook_name is not None:
             raise UsageError(f"the communication hook {self.comm_hook_name} is registered already")
         self.comm_hook_name = getattr(hook, "__qualname__", type(hook).__qualname__)
+        self.use_engine_of(state, hook)
+
+    def use_engine_of(self, state: Any, hook: CommHook) -> None:
+        """Average buckets by a hook that is not the user's."""
 
         def make(group: ProcessGroup, buckets: Sequence[Bucket], _: float) -> HookEngine:
             return HookEngine(group, buckets, hook, state)
@@ -133,6 +155,19 @@ class Replica:
     def weight(self, weight: float) -> None:
         """Give this rank's next backward a weight in the mean."""
         self.reducer.set_weight(weight)
+
+    def change_group(self, group: ProcessGroup) -> None:
+        """Go on with other ranks: same parameters, new buckets, no hook."""
+        self.reducer.close()
+        self.group = self.buffer_sync.group = group
+        self.comm_hook_name = None
+        self.reducer = self._make_reducer(named_parameters(self.module, self.ignored))
+
+    def __deepcopy__(self, memo: object) -> None:
+        """A copy of a replicated module is a module of its own."""
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 def named_parameters(module: nn.Module, ignored: frozenset[str]) -> list[tuple[str, nn.Parameter]]:

@@ -22,6 +22,8 @@ class PassWeight:
 
     def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
         self._params = params
+        self.default: float | None = None
+        """What a backward counts for that was given no weight; None: the plain mean."""
         self._next: float | None = None
         self._spent = False
         self._sum = 0.0
@@ -81,7 +83,7 @@ class PassWeight:
     def apply(self, flat: torch.Tensor) -> float | None:
         """Turn units into a mean, in place; return the rank's weight, None if it was given none."""
         if self._next is None:
-            return None
+            return self.default
         if self._unit and self._unit != self._sum:
             flat.mul_(self._unit / self._sum)
         return self._sum

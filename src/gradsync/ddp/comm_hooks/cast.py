@@ -13,6 +13,7 @@ from gradsync.group.group import ProcessGroup
 __all__ = [
     "bf16_compress_hook",
     "bf16_compress_wrapper",
+    "cast_and_average",
     "fp16_compress_hook",
     "fp16_compress_wrapper",
 ]
@@ -40,10 +41,21 @@ def bf16_compress_wrapper(hook: CommHook) -> CommHook:
     return _around(hook, torch.bfloat16)
 
 
+def cast_and_average(dtype: torch.dtype) -> CommHook:
+    """Return a hook that averages buckets as ``dtype``, whatever they are in."""
+
+    def hook(state: ProcessGroup | None, bucket: GradBucket) -> Future[torch.Tensor]:
+        return _averaged_as(dtype, state, bucket)
+
+    return hook
+
+
 def _averaged_as(
     dtype: torch.dtype, group: ProcessGroup | None, bucket: GradBucket
 ) -> Future[torch.Tensor]:
     buffer = bucket.buffer()
+    if buffer.dtype == dtype:
+        return mean(group, buffer)
     return mean(group, buffer.to(dtype)).then(lambda done: buffer.copy_(done.value()))
 
 
