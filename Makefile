@@ -56,6 +56,8 @@ bench: install
 	mkdir -p build/bench
 	$(BIN)/python benchmarks/stores.py --out build/bench/stores.json
 	$(BIN)/python benchmarks/testkit.py --out build/bench/testkit.json
+	$(PIP) install -c constraints.txt matplotlib numpy rich
+	$(BIN)/python benchmarks/collectives.py --out build/bench/collectives.json
 
 format: install
 	$(BIN)/ruff check --fix .

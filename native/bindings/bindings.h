@@ -11,6 +11,7 @@ namespace gradsync {
 void bind_gil();
 void bind_status(nanobind::module_& module);
 void bind_session(nanobind::module_& module);
+void bind_lane(nanobind::module_& module);
 void bind_store(nanobind::module_& module);
 
 // Raises gradsync._native.StatusError(code name, message, ranks) when the status is not ok.

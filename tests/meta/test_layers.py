@@ -20,16 +20,20 @@ MAY_IMPORT = {
     "backends": BASE | {"stores", "_native"},
     "group": BASE | {"backends", "stores"},
     "ddp": BASE | {"group"},
+    "nn": BASE | {"group"},
     "session": BASE | {"stores", "rendezvous", "backends", "group"},
+    "device_mesh": BASE | {"group", "session"},
     "launch": BASE | {"stores", "rendezvous", "_native"},
     "cli": BASE | {"launch"},
     "__main__": {"cli"},
     "testing": BASE | {"stores", "rendezvous", "backends", "group", "session", "launch", "_native"},
     # The package's front door names everything and imports it on first use.
-    "__init__": BASE | {"stores", "rendezvous", "backends", "group", "session", "launch", "ddp"},
+    "__init__": BASE
+    | {"stores", "rendezvous", "backends", "group", "nn", "ddp", "session", "device_mesh"}
+    | {"launch"},
 }
 
-MAY_IMPORT_TORCH = {"group", "ddp", "session", "testing"}
+MAY_IMPORT_TORCH = {"ddp", "device_mesh", "group", "nn", "session", "testing"}
 # Adapters to torch's own stores import it when they are called.
 TORCH_INSIDE_FUNCTIONS = {"stores/torch_store.py", "rendezvous/resolve.py"}
 
@@ -109,7 +113,7 @@ NATIVE_MAY_INCLUDE = {
     "algo": {"common", "memory", "sync", "reduce"},
     "session": {"common", "memory", "sync", "reduce", "algo"},
     "store": {"common"},
-    "bindings": {"common", "session", "store"},
+    "bindings": {"common", "reduce", "session", "store"},
     "tests": {"common", "memory", "sync", "reduce", "algo", "session", "store"},
 }
 

@@ -6,6 +6,7 @@ import torch
 
 from gradsync.backends.backend import Backend
 from gradsync.backends.call import Call
+from gradsync.backends.lane import Lane
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.errors import UsageError
@@ -20,6 +21,7 @@ class Caller:
     _rank: int
     _size: int
     group_name: str
+    _lane: Lane
 
     @property
     def backend(self) -> Backend:
@@ -49,7 +51,7 @@ class Caller:
                 f"{self._size} ranks"
             )
 
-    def _check_stacked(
+    def check_stacked(
         self, op_name: str, whole: torch.Tensor, part: torch.Tensor, names: tuple[str, str]
     ) -> None:
         """Raise unless ``whole`` is the ranks' parts one after the other along dimension 0.

@@ -76,6 +76,9 @@ class Exchanging(Caller):
         The parts are along dimension 0, in rank order: as many rows as the splits say, or equal
         ones.
         """
+        even = output_splits is None and input_splits is None
+        if even and timeout is None and self._lane.all_to_all_single(output, tensor):
+            return
         self._carry_out(
             self._all_to_all_single(output, tensor, output_splits, input_splits, timeout)
         )

@@ -23,11 +23,14 @@ NON_GROUP_MEMBER = -100
 """What a rank gets in place of a group that it is not in."""
 
 _default: ProcessGroup | None = None
+_threads_are_ranks = False  # saves the look at the thread's own group where there never was one
 _of_thread = threading.local()
 
 
 def default_group() -> ProcessGroup | None:
     """Return the calling thread's default group, None before ``init_process_group``."""
+    if not _threads_are_ranks:
+        return _default
     own: ProcessGroup | None = getattr(_of_thread, "group", None)
     return _default if own is None else own
 
@@ -43,6 +46,8 @@ def replace_default_group(group: ProcessGroup | None) -> None:
 
 def replace_thread_group(group: ProcessGroup | None) -> None:
     """Make ``group`` the default one of the calling thread alone; None ends that."""
+    global _threads_are_ranks
+    _threads_are_ranks = True
     _of_thread.group = group
 
 
@@ -53,9 +58,9 @@ def is_non_member(group: ProcessGroup | int | None) -> bool:
 
 def resolve(group: ProcessGroup | int | None) -> ProcessGroup:
     """Return ``group``, or the default group when it is None."""
-    if isinstance(group, ProcessGroup):
-        return group
     if group is not None:
+        if isinstance(group, ProcessGroup):
+            return group
         raise UsageError(
             "this rank is not in the group"
             if is_non_member(group)

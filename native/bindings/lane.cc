@@ -1,0 +1,274 @@
+// The short way for synchronous calls on plain tensors: from the Python objects to the session
+// without anything being built in between.
+//
+// Every method returns whether the call was carried out. If not, be it because a tensor needs
+// preparation, because somebody observes the group's calls or because the call failed, the caller
+// takes the ordinary way, which carries it out or says what is wrong. (A call that failed has
+// broken the group, so it is not tried again: the session gives the same answer.)
+#include <algorithm>
+#include <vector>
+
+#include "bindings/session.h"
+#include "bindings/tensors.h"
+
+namespace nb = nanobind;
+
+namespace gradsync {
+namespace {
+
+// A list of tensors, one for each rank, all alike, kept alive.
+class Row {
+ public:
+  bool read(const TensorReader& reader, nb::handle list, int ranks, const PlainTensor& like) {
+    if (!PyList_CheckExact(list.ptr()) || PyList_GET_SIZE(list.ptr()) != ranks) return false;
+    for (Py_ssize_t i = 0; i < ranks; ++i) {
+      PlainTensor tensor;
+      kept_.push_back(nb::borrow(PyList_GET_ITEM(list.ptr(), i)));
+      if (!reader.read(kept_.back(), tensor) || !tensor.is_like(like)) return false;
+      addresses_.push_back(tensor.data);
+    }
+    return true;
+  }
+  std::span<std::byte* const> addresses() const { return addresses_; }
+
+ private:
+  std::vector<nb::object> kept_;
+  std::vector<std::byte*> addresses_;
+};
+
+class Lane {
+ public:
+  // A lane that is closed.
+  Lane() = default;
+  Lane(nb::object session, double timeout_s, nb::list before, nb::list after, TensorReader reader)
+      : kept_(std::move(session)),
+        session_(nb::cast<Session*>(kept_)),
+        timeout_s_(timeout_s),
+        before_(std::move(before)),
+        after_(std::move(after)),
+        reader_(std::move(reader)) {}
+
+  bool barrier() {
+    if (!open()) return false;
+    return carry_out([&](Deadline deadline) { return session_->barrier(deadline); });
+  }
+
+  bool all_reduce(nb::handle tensor, nb::handle op) {
+    PlainTensor plain;
+    Reduce reduce{};
+    if (!open() || !reader_.read(tensor, plain) || !read_reduce(op, reduce)) return false;
+    return carry_out([&](Deadline deadline) {
+      return session_->all_reduce(plain.data, plain.count, plain.dtype, reduce, deadline);
+    });
+  }
+
+  bool broadcast(nb::handle tensor, nb::handle source) {
+    PlainTensor plain;
+    int root = 0;
+    if (!open() || !reader_.read(tensor, plain) || !read_root(source, root)) return false;
+    return carry_out([&](Deadline deadline) {
+      return session_->broadcast(plain.data, plain.count, plain.dtype, root, deadline);
+    });
+  }
+
+  bool reduce(nb::handle tensor, nb::handle target, nb::handle op) {
+    PlainTensor plain;
+    int root = 0;
+    Reduce operation{};
+    if (!open() || !reader_.read(tensor, plain) || !read_root(target, root)) return false;
+    if (!read_reduce(op, operation)) return false;
+    return carry_out([&](Deadline deadline) {
+      return session_->reduce(plain.data, plain.count, plain.dtype, operation, root, deadline);
+    });
+  }
+
+  bool all_gather(nb::handle outputs, nb::handle tensor) {
+    PlainTensor plain;
+    Row row;
+    if (!open() || !reader_.read(tensor, plain)) return false;
+    if (!row.read(reader_, outputs, session_->size(), plain)) return false;
+    return carry_out([&](Deadline deadline) {
+      return session_->all_gather(plain.data, plain.count, plain.dtype, row.addresses(), deadline);
+    });
+  }
+
+  bool all_gather_single(nb::handle output, nb::handle tensor) {
+    PlainTensor whole, part;
+    if (!open() || !read_stacked(output, tensor, whole, part)) return false;
+    const auto addresses = parts(whole, part.count);
+    return carry_out([&](Deadline deadline) {
+      return session_->all_gather(part.data, part.count, part.dtype, addresses, deadline);
+    });
+  }
+
+  bool gather(nb::handle tensor, nb::handle outputs, nb::handle target) {
+    PlainTensor plain;
+    int root = 0;
+    Row row;
+    if (!open() || !reader_.read(tensor, plain) || !read_root(target, root)) return false;
+    if (!read_at_root(outputs, root, plain, row)) return false;
+    return carry_out([&](Deadline deadline) {
+      return session_->gather(plain.data, plain.count, plain.dtype, row.addresses(), root,
+                              deadline);
+    });
+  }
+
+  bool scatter(nb::handle tensor, nb::handle inputs, nb::handle source) {
+    PlainTensor plain;
+    int root = 0;
+    Row row;
+    if (!open() || !reader_.read(tensor, plain) || !read_root(source, root)) return false;
+    if (!read_at_root(inputs, root, plain, row)) return false;
+    const std::vector<const std::byte*> from(row.addresses().begin(), row.addresses().end());
+    return carry_out([&](Deadline deadline) {
+      return session_->scatter(from, plain.data, plain.count, plain.dtype, root, deadline);
+    });
+  }
+
+  bool reduce_scatter_single(nb::handle output, nb::handle tensor, nb::handle op) {
+    PlainTensor whole, part;
+    Reduce reduce{};
+    if (!open() || !read_stacked(tensor, output, whole, part) || !read_reduce(op, reduce)) {
+      return false;
+    }
+    const auto addresses = parts(whole, part.count);
+    const std::vector<const std::byte*> from(addresses.begin(), addresses.end());
+    const std::vector<std::size_t> counts(from.size(), part.count);
+    return carry_out([&](Deadline deadline) {
+      return session_->reduce_scatter(from, counts, part.data, part.dtype, reduce, deadline);
+    });
+  }
+
+  // For Python's garbage collector: a hook may know the group that we belong to.
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    const Lane& lane = *nb::inst_ptr<Lane>(self);
+    Py_VISIT(lane.before_.ptr());
+    Py_VISIT(lane.after_.ptr());
+    return 0;
+  }
+  static int clear(PyObject* self) {
+    Lane& lane = *nb::inst_ptr<Lane>(self);
+    lane.session_ = nullptr;
+    lane.before_.reset();
+    lane.after_.reset();
+    return 0;
+  }
+
+  // Pieces of one size.
+  bool all_to_all_single(nb::handle output, nb::handle tensor) {
+    PlainTensor to, from;
+    if (!open() || !reader_.read(output, to) || !reader_.read(tensor, from)) return false;
+    const auto ranks = static_cast<std::int64_t>(session_->size());
+    if (!to.is_like(from) || from.shape.empty() || from.shape[0] % ranks != 0) return false;
+    const std::size_t count = from.count / static_cast<std::size_t>(ranks);
+    const auto given = parts(from, count);
+    const auto wanted = parts(to, count);
+    const std::vector<const std::byte*> sources(given.begin(), given.end());
+    const std::vector<std::size_t> counts(given.size(), count);
+    return carry_out([&](Deadline deadline) {
+      return session_->all_to_all({sources, counts}, {wanted, counts}, from.dtype, deadline);
+    });
+  }
+
+ private:
+  // Hooks see every call, and they come and go.
+  bool open() const {
+    return session_ != nullptr && PyList_GET_SIZE(before_.ptr()) == 0 &&
+           PyList_GET_SIZE(after_.ptr()) == 0;
+  }
+
+  static bool read_number(nb::handle object, int end, int& out) {
+    if (!PyLong_Check(object.ptr())) return false;
+    const long number = PyLong_AsLong(object.ptr());
+    if (number == -1 && PyErr_Occurred() != nullptr) PyErr_Clear();
+    out = static_cast<int>(number);
+    return number >= 0 && number < end;
+  }
+  bool read_root(nb::handle object, int& out) const {
+    return read_number(object, session_->size(), out);
+  }
+  static bool read_reduce(nb::handle op, Reduce& out) {
+    int number = 0;
+    if (!read_number(op, static_cast<int>(Reduce::last) + 1, number)) return false;
+    out = static_cast<Reduce>(number);
+    return true;
+  }
+
+  // Whether `whole` is one `part` for each rank, one after the other along dimension 0.
+  bool read_stacked(nb::handle stacked, nb::handle single, PlainTensor& whole,
+                    PlainTensor& part) const {
+    if (!reader_.read(stacked, whole) || !reader_.read(single, part)) return false;
+    return whole.dtype == part.dtype && !part.shape.empty() &&
+           whole.shape.size() == part.shape.size() &&
+           whole.shape[0] == part.shape[0] * session_->size() &&
+           std::equal(whole.shape.begin() + 1, whole.shape.end(), part.shape.begin() + 1);
+  }
+
+  // The root gives a list, the others none.
+  bool read_at_root(nb::handle list, int root, const PlainTensor& like, Row& out) const {
+    if (session_->rank() != root) return list.is_none();
+    return out.read(reader_, list, session_->size(), like);
+  }
+
+  std::vector<std::byte*> parts(const PlainTensor& whole, std::size_t count) const {
+    std::vector<std::byte*> all;
+    const std::size_t bytes = count * size_of(whole.dtype);
+    for (int i = 0; i < session_->size(); ++i) {
+      all.push_back(whole.data + static_cast<std::size_t>(i) * bytes);
+    }
+    return all;
+  }
+
+  template <typename Call>
+  bool carry_out(Call call) {
+    Status status;
+    {
+      const Unlocked unlocked;
+      status = call(Deadline::after(timeout_s_));
+    }
+    if (status.code == Code::interrupted) raise_if_failed(status);
+    return status.ok();
+  }
+
+  nb::object kept_;
+  Session* session_ = nullptr;
+  double timeout_s_ = 0;
+  nb::object before_, after_;
+  TensorReader reader_;
+};
+
+}  // namespace
+
+void bind_lane(nb::module_& module) {
+  static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(Lane::traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(Lane::clear)},
+                                {0, nullptr}};
+  nb::class_<Lane> lane(module, "Lane", nb::type_slots(slots));
+  lane.def(nb::init<>())
+      .def(
+          "__init__",
+          [](Lane* self, nb::object session, double timeout_s, nb::list before, nb::list after,
+             nb::type_object type, const nb::capsule& table) {
+            new (self) Lane(std::move(session), timeout_s, std::move(before), std::move(after),
+                            TensorReader(std::move(type), table));
+          },
+          nb::arg("session"), nb::arg("timeout_s"), nb::arg("before"), nb::arg("after"),
+          nb::arg("tensor_type"), nb::arg("exchange_table"))
+      .def("barrier", &Lane::barrier);
+  // None is a thing that users pass too.
+  const auto first = nb::arg("first").none(), second = nb::arg("second").none(),
+             third = nb::arg("third").none();
+  lane.def("all_reduce", &Lane::all_reduce, first, second)
+      .def("broadcast", &Lane::broadcast, first, second)
+      .def("reduce", &Lane::reduce, first, second, third)
+      .def("all_gather", &Lane::all_gather, first, second)
+      .def("all_gather_single", &Lane::all_gather_single, first, second)
+      .def("gather", &Lane::gather, first, second, third)
+      .def("scatter", &Lane::scatter, first, second, third)
+      .def("reduce_scatter_single", &Lane::reduce_scatter_single, first, second, third)
+      .def("all_to_all_single", &Lane::all_to_all_single, first, second);
+}
+
+}  // namespace gradsync
