@@ -1,11 +1,11 @@
 """What data-parallel training costs: a model stepping alone, under torch's DDP, and under ours.
 
-Two ranks with one thread each. Within one run, in alternating rounds, both ranks step the same model
-without any communication, under torch's DDP (Gloo, gradient_as_bucket_view) and under gradsync's.
-The tax is what a step takes more than alone in the same round; medians over rounds. Peak memory is
-that of fresh processes, by proportional share, over stepping alone.
+Two ranks with one thread each. Within one run, in alternating rounds, both ranks step the same
+model without any communication, under torch's DDP (Gloo, gradient_as_bucket_view) and under
+gradsync's. The tax is what a step takes more than alone in the same round; medians over rounds.
+Peak memory is that of fresh processes, by proportional share, over stepping alone.
 
-    python benchmarks/ddp_step.py [--quick] [--models mlp,gpt,conv,layers] [--out r.json] [--plot r.svg]
+    python benchmarks/ddp_step.py [--quick] [--models mlp,gpt] [--out r.json] [--plot r.svg]
 """
 
 from __future__ import annotations

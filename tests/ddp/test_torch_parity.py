@@ -1,4 +1,4 @@
-"""Training under torch's DDP with Gloo gives the same weights, and checkpoints change hands."""
+"""Under torch's DDP with Gloo the weights come out the same, and checkpoints change hands."""
 
 import pytest
 import torch
