@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any, TypeAlias
 
 import torch
 
 from gradsync.errors import UsageError
+
+_NONES = repeat(None)
+_requires_grad = attrgetter("requires_grad")
 
 __all__ = ["Allocate", "Bucket", "slice_like"]
 
@@ -50,25 +55,20 @@ class Bucket:
 
     def fill(self) -> bytes | None:
         """Bring the gradients in, all of them having arrived; return which had none after all."""
-        pairs = self._pairs
-        views, grads = [], []
-        for param, view in pairs:
-            grad = param.grad
-            if grad is view:
-                continue
-            if grad is None:  # autograd was given an undefined gradient
-                return self.fill_partly(bytes(p.grad is None for p in self.params))
-            views.append(view)
-            grads.append(grad)
-        if grads:
+        params, views = self.params, self.views
+        grads = [param.grad for param in params]
+        if any(map(is_, grads, _NONES)):  # autograd was given an undefined gradient
+            return self.fill_partly(bytes(grad is None for grad in grads))
+        if not any(map(is_, grads, views)):  # the usual case: all were set to None before
             _bring_in(views, grads)
-            if len(grads) == len(pairs):
-                for param, view in pairs:
-                    param.grad = view
-            else:
-                for param, view in pairs:
-                    if param.grad is not view:
-                        param.grad = view
+            for param, view in self._pairs:
+                param.grad = view
+            return None
+        moved = [k for k, grad in enumerate(grads) if grad is not views[k]]
+        if moved:
+            _bring_in([views[k] for k in moved], [grads[k] for k in moved])
+            for k in moved:
+                params[k].grad = views[k]
         return None
 
     def fill_partly(self, missing: bytes) -> bytes:
@@ -116,8 +116,8 @@ class Bucket:
         return self.flat.numel() * self.flat.element_size()
 
 
-def _bring_in(views: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
-    if any(grad.requires_grad for grad in grads):
+def _bring_in(views: list[torch.Tensor], grads: list[Any]) -> None:
+    if any(map(_requires_grad, grads)):
         raise UsageError(
             "backward(create_graph=True) through a replicated module is not supported: the higher "
             "derivatives would not be synchronised. Take the first derivatives with "

@@ -32,12 +32,12 @@ class BufferHook:
 
 
 class BufferSync:
-    """Synchronises a module's buffers; collects them anew each time, as modules may rebind them."""
+    """Synchronises a module's buffers; looks them up each time, as modules may rebind them."""
 
     def __init__(
         self, module: torch.nn.Module, group: ProcessGroup, ignored: frozenset[str]
     ) -> None:
-        self._module = module
+        self._parts = [(name, part._buffers) for name, part in module.named_modules()]
         self.group = group
         self._ignored = ignored
         self.hook: BufferHook | None = None
@@ -45,8 +45,15 @@ class BufferSync:
 
     def named(self) -> dict[str, torch.Tensor]:
         """Return the buffers that take part."""
-        found = self._module.named_buffers()
-        return {name: buffer for name, buffer in found if name not in self._ignored}
+        found: dict[str, torch.Tensor] = {}
+        seen: set[int] = set()
+        for prefix, buffers in self._parts:
+            for name, buffer in buffers.items() if buffers else ():
+                full = f"{prefix}.{name}" if prefix else name
+                if buffer is not None and full not in self._ignored and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    found[full] = buffer
+        return found
 
     def run(self, location: BufferHookLocation, root: int = 0) -> None:
         """Do what is due at this moment."""
