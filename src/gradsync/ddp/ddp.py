@@ -46,7 +46,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         broadcast_buffers: False: buffers are synchronised neither at first nor in forward.
         init_sync: False: neither compare the ranks' parameters nor copy rank 0's.
         process_group: the ranks; all of them unless given.
-        bucket_cap_mb: MiB of gradients that travel together (25, the first 1).
+        bucket_cap_mb: MiB of gradients that travel together (1 in shared memory, else 25).
         find_unused_parameters: accepted; unused parameters need no flag.
         check_reduction: accepted for compatibility.
         gradient_as_bucket_view: accepted; gradients always live in the buckets.

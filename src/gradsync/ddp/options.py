@@ -14,14 +14,14 @@ from gradsync.errors import UsageError
 __all__ = ["DEFAULT_CAP_BYTES", "DDPOptions", "bucket_limits", "buffer_choices", "check_devices"]
 
 DEFAULT_CAP_BYTES = 25 << 20
-_FIRST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class DDPOptions:
     """The choices that shape how a module is replicated."""
 
-    limits: tuple[int, ...] = (_FIRST_BYTES, DEFAULT_CAP_BYTES)
+    limits: tuple[int, ...] | None = None
+    """Bytes of the first, second, ... bucket; None: what suits the engine."""
     init_sync: bool = True
     init_sync_buffers: bool = True
     forward_sync_buffers: bool = True
@@ -32,19 +32,21 @@ class DDPOptions:
     @property
     def cap_bytes(self) -> int:
         """The largest limit."""
-        return max(self.limits)
+        return max(self.limits or (DEFAULT_CAP_BYTES,))
 
 
-def bucket_limits(cap_mb: float | None, caps_mb: Sequence[float] | None = None) -> tuple[int, ...]:
-    """Return the limits of buckets in bytes: a small first one, unless the user says otherwise.
+def bucket_limits(
+    cap_mb: float | None, caps_mb: Sequence[float] | None = None
+) -> tuple[int, ...] | None:
+    """Return the limits of buckets in bytes, None unless the user gives some.
 
-    >>> bucket_limits(None), bucket_limits(0.5)
-    ((1048576, 26214400), (524288,))
+    >>> bucket_limits(0.5), bucket_limits(None, [1, 4])
+    ((524288,), (1048576, 4194304))
     """
     if caps_mb:
         return tuple(int(cap * (1 << 20)) for cap in caps_mb)
     if cap_mb is None:
-        return (_FIRST_BYTES, DEFAULT_CAP_BYTES)
+        return None
     if cap_mb < 0:
         raise UsageError(f"bucket_cap_mb is a number of MiB, got {cap_mb}")
     return (int(cap_mb * (1 << 20)),)

@@ -18,7 +18,14 @@ import torch
 
 from gradsync.ddp.arrivals import Arrivals
 from gradsync.ddp.bucket import Bucket
-from gradsync.ddp.engine import Engine, allocator, make_engine
+from gradsync.ddp.engine import (
+    BOARD_LIMITS,
+    CALL_LIMITS,
+    Engine,
+    allocator,
+    has_boards,
+    make_engine,
+)
 from gradsync.ddp.planner import BucketPlan, TensorSpec, plan_arrival, plan_initial
 from gradsync.ddp.sparse import mean_sparse
 from gradsync.ddp.timing import Timing
@@ -39,7 +46,7 @@ _CUT_SHORT = "a backward was cut short by an error after it had sent gradients"
 class ReducerOptions:
     """How a reducer works."""
 
-    limits: tuple[int, ...]
+    limits: tuple[int, ...] | None = None
     strict: bool = False
     timeout_s: float = 1800.0
 
@@ -94,12 +101,20 @@ class Reducer:
             for p, s in zip(self.params, self._sparse, strict=True)
         ]
 
+    def _limits(self) -> tuple[int, ...]:
+        if self.options.limits is not None:
+            return self.options.limits
+        boards = self._make_engine is make_engine and has_boards(
+            self.group, [param.device for param in self.params]
+        )
+        return BOARD_LIMITS if boards else CALL_LIMITS
+
     def _plan_by_registration(self) -> None:
         """Plan for the parameters that train now, and learn their order again."""
         self._trainable = [param.requires_grad for param in self.params]
         active = [n for n, trains in enumerate(self._trainable) if trains]
         specs = self._specs()
-        plan = plan_initial([specs[n] for n in active], self.options.limits)
+        plan = plan_initial([specs[n] for n in active], self._limits())
         self.has_rebuilt = False
         self.arrivals.learning = True
         self._adopt(tuple(tuple(active[n] for n in bucket) for bucket in plan))
@@ -109,7 +124,7 @@ class Reducer:
         active = [n for n, trains in enumerate(self._trainable) if trains]
         place = {n: k for k, n in enumerate(active)}
         arrived = [place[n] for n in self.arrivals.order]
-        plan = plan_arrival([specs[n] for n in active], self.options.limits, arrived)
+        plan = plan_arrival([specs[n] for n in active], self._limits(), arrived)
         # Ranks may have seen different orders: rank 0's counts.
         wanted = [x for bucket in plan for x in (len(bucket), *(active[n] for n in bucket))]
         agreed = _unflatten(_numbers_of_rank_0(self.group, wanted))
@@ -129,7 +144,9 @@ class Reducer:
         if plan != self.plan or self._engine is None:
             self.plan = plan
             self.buckets = [self._make_bucket(i, numbers) for i, numbers in enumerate(dense)]
-            self.change_engine(self._make_engine)
+            if self._engine is not None:
+                self._engine.close()
+            self._engine = self._make_engine(self.group, self.buckets, self.options.timeout_s)
         self.arrivals.install(self, dense, self._sparse_numbers)
 
     def _make_bucket(self, index: int, numbers: Sequence[int]) -> Bucket:
@@ -137,13 +154,14 @@ class Reducer:
         return Bucket(index, numbers, params, allocator(self.group, params[0].device))
 
     def change_engine(self, make: EngineMaker) -> None:
-        """Average in another way from now on; the gradients keep their places."""
+        """Average in another way from now on, in buckets that suit it."""
         if self.is_open:
             raise UsageError("how gradients are averaged cannot be changed during backward")
         if self._engine is not None:
             self._engine.close()
+            self._engine = None
         self._make_engine = make
-        self._engine = make(self.group, self.buckets, self.options.timeout_s)
+        self._plan_by_registration()
 
     def prepare(self) -> None:
         """Before a forward that is to be synchronised: plan anew when that is due."""
