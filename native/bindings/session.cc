@@ -196,6 +196,7 @@ void bind_session(nb::module_& module) {
   bind_pending(module);
   bind_calls(session);
   bind_piece_calls(session);
+  bind_mail(module, session);
   bind_board(module, session);
   module.def("local_sessions", &local_sessions, nb::arg("ranks"), nb::arg("staging_bytes"));
   module.def("usable_cores", [] { return usable_cores(affinity_mask(), cgroup_cpus()); });

@@ -14,6 +14,7 @@
 #include "memory/arena.h"
 #include "memory/handoff.h"
 #include "memory/segment.h"
+#include "p2p/mailbox.h"
 #include "session/queue.h"
 #include "sync/team.h"
 #include "sync/whereabouts.h"
@@ -73,6 +74,9 @@ class Session {
                         Reduce reduce, Deadline deadline);
   Status all_to_all(const Pieces<const std::byte>& inputs, const Pieces<std::byte>& outputs,
                     Dtype dtype, Deadline deadline);
+
+  // Messages between two ranks, in any order with regard to the calls above.
+  Mailbox& mail() { return mail_; }
 
   // A board over buckets in the arena, the same on all ranks; see algo/board.h. A collective.
   Status make_board(std::span<std::byte* const> buckets, std::vector<BucketShape> shapes,
@@ -139,6 +143,7 @@ class Session {
   std::uint32_t boards_ = 0;  // made so far
   Status broken_;             // written and read by whoever has the turn
   Queue queue_;
+  Mailbox mail_;
 };
 
 }  // namespace gradsync

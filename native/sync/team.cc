@@ -281,17 +281,28 @@ Status Team::health(std::uint64_t step) const {
     if (peer == rank_ || has_reached(peer, step)) return;
     if (culprit < 0 || !has_reached(peer, progress_of(culprit))) culprit = peer;
   };
+  for (const int peer : departed()) suspect(peer);
+  return culprit < 0 ? Status::success() : why_gone(culprit);
+}
+
+std::vector<int> Team::departed() const {
+  std::vector<int> gone;
   for (int peer = 0; peer < size_; ++peer) {
     const Presence presence = slot(peer).presence.load(std::memory_order_acquire);
-    if (presence == Presence::failed || presence == Presence::left) suspect(peer);
+    if (presence == Presence::failed || presence == Presence::left) gone.push_back(peer);
   }
-  for (const int peer : liveness_.dead()) suspect(peer);
-  if (culprit < 0) return Status::success();
-  const Presence presence = slot(culprit).presence.load(std::memory_order_acquire);
-  if (presence == Presence::failed) return lost(culprit, slot(culprit).note.data());
-  if (presence == Presence::left) return lost(culprit, "left the group before this call");
-  const std::string how = liveness_.how_it_ended(culprit, slot(culprit).pid);
-  return lost(culprit, how.empty() ? "its process is gone" : "its process is gone: " + how);
+  for (const int peer : liveness_.dead()) {
+    if (std::find(gone.begin(), gone.end(), peer) == gone.end()) gone.push_back(peer);
+  }
+  return gone;
+}
+
+Status Team::why_gone(int peer) const {
+  const Presence presence = slot(peer).presence.load(std::memory_order_acquire);
+  if (presence == Presence::failed) return lost(peer, slot(peer).note.data());
+  if (presence == Presence::left) return lost(peer, "left the group before this call");
+  const std::string how = liveness_.how_it_ended(peer, slot(peer).pid);
+  return lost(peer, how.empty() ? "its process is gone" : "its process is gone: " + how);
 }
 
 Status Team::lost(int peer, const std::string& why) const {

@@ -109,6 +109,15 @@ class Team {
   // Waits until these ranks have, as far as they still can.
   void await_sites(const std::vector<int>& ranks, Deadline deadline) const;
 
+  // For waits that are not for steps. The ranks that left, failed or died; one poll(2) for all.
+  std::vector<int> departed() const;
+  bool has_left(int peer) const {
+    return slot(peer).presence.load(std::memory_order_acquire) == Presence::left;
+  }
+  // Why a rank that is no longer there is not.
+  Status why_gone(int peer) const;
+  const Patience& patience() const { return patience_; }
+
   Announcement announced_by(int peer) const;
   const Liveness& liveness() const { return liveness_; }
   Slot* slots() const { return slots_; }

@@ -111,10 +111,11 @@ NATIVE_MAY_INCLUDE = {
     "sync": {"common"},
     "reduce": {"common"},
     "algo": {"common", "memory", "sync", "reduce"},
-    "session": {"common", "memory", "sync", "reduce", "algo"},
+    "p2p": {"common", "memory", "sync", "reduce"},
+    "session": {"common", "memory", "sync", "reduce", "algo", "p2p"},
     "store": {"common"},
-    "bindings": {"common", "reduce", "session", "store"},
-    "tests": {"common", "memory", "sync", "reduce", "algo", "session", "store"},
+    "bindings": {"common", "reduce", "p2p", "session", "store"},
+    "tests": {"common", "memory", "sync", "reduce", "algo", "p2p", "session", "store"},
 }
 
 
