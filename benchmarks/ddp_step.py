@@ -51,7 +51,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A small GPT: 34 MiB of parameters."""
 
-    def __init__(self, vocabulary: int = 8192, width: int = 256, blocks: int = 8) -> None:
+    def __init__(self, vocabulary: int = 10240, width: int = 256, blocks: int = 8) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.place = nn.Parameter(torch.zeros(128, width))
@@ -86,7 +86,7 @@ def small_layers() -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor], int]] = {
     "mlp": (mlp, lambda: torch.randn(64, 1448), 5),
-    "gpt": (GPT, lambda: torch.randint(8192, (2, 128)), 3),
+    "gpt": (GPT, lambda: torch.randint(10240, (2, 128)), 3),
     "conv": (conv_net, lambda: torch.randn(16, 3, 32, 32), 5),
     "layers": (small_layers, lambda: torch.randn(32, 64), 60),
 }
