@@ -235,6 +235,9 @@ Status Session::guarded(Call& call) {
     team_.abort(why.str(), true);
   }
   if (!broken_.ok()) look_into(status);
+  // Ctrl-C reaches all ranks at once, and some see the others go before they see the signal.
+  if (!status.ok() && status.code != Code::interrupted && interrupted())
+    return interrupted_status();
   return status;
 }
 

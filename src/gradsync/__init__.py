@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "backends.work": ("Work",),
+    "backends.registry": ("Backend", "BackendConfig"),
     "base.dtypes": ("ReduceOp", "reduce_op"),
     "device_mesh.mesh": ("DeviceMesh", "init_device_mesh"),
     "errors": tuple(errors.__all__),
@@ -45,6 +46,7 @@ _HOMES = {
     ),
     "group.group": ("ProcessGroup",),
     "group.messages": ("P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"),
+    "group.monitored": ("monitored_barrier",),
     "group.profiling": ("record_comm",),
     "group.reductions": ("supports_complex",),
     "group.objects": (
@@ -58,9 +60,20 @@ _HOMES = {
     "group.shared": ("shared_empty", "shared_like", "shared_zeros"),
     "launch.spawn": ("spawn",),
     "rendezvous.meeting": ("register_rendezvous_handler", "rendezvous"),
-    "session.lifecycle": ("default_pg_timeout", "destroy_process_group", "init_process_group"),
+    "session.debug": (
+        "DebugLevel",
+        "get_debug_level",
+        "set_debug_level",
+        "set_debug_level_from_env",
+    ),
+    "session.lifecycle": (
+        "abort_process_group",
+        "create_world",
+        "default_pg_timeout",
+        "destroy_process_group",
+        "init_process_group",
+    ),
     "session.queries": (
-        "BackendConfig",
         "GroupMember",
         "_get_default_group",
         "_get_default_store",

@@ -3,6 +3,8 @@
 from gradsync import device_mesh as device_mesh
 from gradsync import group as group
 from gradsync import nn as nn
+from gradsync.backends.registry import Backend as Backend
+from gradsync.backends.registry import BackendConfig as BackendConfig
 from gradsync.backends.work import Work as Work
 from gradsync.base.dtypes import ReduceOp as ReduceOp
 from gradsync.base.dtypes import reduce_op as reduce_op
@@ -51,6 +53,7 @@ from gradsync.group.messages import irecv as irecv
 from gradsync.group.messages import isend as isend
 from gradsync.group.messages import recv as recv
 from gradsync.group.messages import send as send
+from gradsync.group.monitored import monitored_barrier as monitored_barrier
 from gradsync.group.objects import all_gather_object as all_gather_object
 from gradsync.group.objects import broadcast_object_list as broadcast_object_list
 from gradsync.group.objects import gather_object as gather_object
@@ -65,10 +68,15 @@ from gradsync.group.shared import shared_zeros as shared_zeros
 from gradsync.launch.spawn import spawn as spawn
 from gradsync.rendezvous.meeting import register_rendezvous_handler as register_rendezvous_handler
 from gradsync.rendezvous.meeting import rendezvous as rendezvous
+from gradsync.session.debug import DebugLevel as DebugLevel
+from gradsync.session.debug import get_debug_level as get_debug_level
+from gradsync.session.debug import set_debug_level as set_debug_level
+from gradsync.session.debug import set_debug_level_from_env as set_debug_level_from_env
+from gradsync.session.lifecycle import abort_process_group as abort_process_group
+from gradsync.session.lifecycle import create_world as create_world
 from gradsync.session.lifecycle import default_pg_timeout as default_pg_timeout
 from gradsync.session.lifecycle import destroy_process_group as destroy_process_group
 from gradsync.session.lifecycle import init_process_group as init_process_group
-from gradsync.session.queries import BackendConfig as BackendConfig
 from gradsync.session.queries import GroupMember as GroupMember
 from gradsync.session.queries import _get_default_group as _get_default_group
 from gradsync.session.queries import _get_default_store as _get_default_store

@@ -11,6 +11,10 @@ import pytest
 import torch
 
 import gradsync as dist
+from gradsync import _native
+from gradsync.backends.call import NO_BUFFER, Call
+from gradsync.backends.ops import BARRIER
+from gradsync.backends.translate import call_error
 from gradsync.testing import faults
 
 
@@ -148,3 +152,15 @@ def test_nonsense_as_patience_is_refused(monkeypatch):
         with pytest.raises(dist.UsageError, match="GRADSYNC_LATE_AFTER must be a number of sec"):
             dist.init_process_group(world_size=1)
         assert not dist.is_initialized()
+
+
+def test_failure_that_cannot_be_is_called_a_bug():
+    dist.init_process_group(world_size=1)
+    session = dist.group.WORLD.backend._session
+    call = Call(BARRIER, NO_BUFFER, 1.0)
+    error = call_error(_native.StatusError("queue_empty", "of all things", []), session, call)
+    assert isinstance(error, dist.InternalError)
+    assert "barrier #0 on rank 0 of 1: the native core failed in an unknown way (queue_empty)" in (
+        str(error)
+    )
+    dist.destroy_process_group()

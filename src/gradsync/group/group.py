@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -14,7 +15,7 @@ from gradsync.backends.call import NO_BUFFER, Call
 from gradsync.backends.lane import CLOSED_LANE, open_lane
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
 from gradsync.backends.work import DoneWork, Work
-from gradsync.base.deadline import Timeout, seconds
+from gradsync.base.deadline import Timeout, limit_of
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.board import BucketBoard
@@ -56,6 +57,10 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
         self._rank = members.rank
         self._size = len(members.ranks)
         self._timeout_s = timeout_s
+        self.backend_config = f"cpu:{backend.name}"
+        """Which backend serves which kind of device."""
+        self.parent: weakref.ref[ProcessGroup] | None = None
+        """The world of a sub-group."""
         self._on_close = on_close
         self._owner = os.getpid()
         self.hooks = Hooks()
@@ -87,6 +92,10 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
         if self._backend is None:
             raise UsageError(f"the group {self.group_name!r} has been destroyed")
         return self._backend
+
+    def is_closed(self) -> bool:
+        """Return whether the group has been destroyed."""
+        return self._backend is None
 
     # -- the waist --------------------------------------------------------------------------------
 
@@ -209,7 +218,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
         self._on_close = None
 
     def _limit(self, timeout: Timeout | None) -> float:
-        return self._timeout_s if timeout is None else seconds(timeout)
+        return self._timeout_s if timeout is None else limit_of(timeout)
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name!r} rank {self._rank} of {self._size}>"
