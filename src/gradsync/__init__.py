@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from gradsync import errors
+from gradsync.torch_backend.register import register_when_possible
 
 __version__ = "0.1.0"
 
@@ -136,3 +137,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+# torch.distributed.init_process_group("gradsync") works from here on.
+register_when_possible()

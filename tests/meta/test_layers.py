@@ -26,14 +26,16 @@ MAY_IMPORT = {
     "launch": BASE | {"stores", "rendezvous", "_native"},
     "cli": BASE | {"launch"},
     "__main__": {"cli"},
+    # gradsync as a backend of torch.distributed.
+    "torch_backend": BASE | {"stores", "rendezvous", "backends", "group", "session"},
     "testing": BASE | {"stores", "rendezvous", "backends", "group", "session", "launch", "_native"},
     # The package's front door names everything and imports it on first use.
     "__init__": BASE
     | {"stores", "rendezvous", "backends", "group", "nn", "ddp", "session", "device_mesh"}
-    | {"launch"},
+    | {"launch", "torch_backend"},
 }
 
-MAY_IMPORT_TORCH = {"ddp", "device_mesh", "group", "nn", "session", "testing"}
+MAY_IMPORT_TORCH = {"ddp", "device_mesh", "group", "nn", "session", "testing", "torch_backend"}
 # Adapters to torch's own stores import it when they are called.
 TORCH_INSIDE_FUNCTIONS = {"stores/torch_store.py", "rendezvous/resolve.py"}
 

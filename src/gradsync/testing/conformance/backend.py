@@ -145,6 +145,5 @@ _CHECKS: dict[str, Sequence[Callable[[ProcessGroup], None]]] = {
     **gather_checks.CHECKS,
     **reduce_checks.CHECKS,
     **exchange_checks.CHECKS,
-    "finish_buckets": (),  # of gradsync's own boards; others need not have them
     **transfer_checks.CHECKS,
 }
