@@ -63,6 +63,7 @@ bench: install
 	mkdir -p build/bench
 	$(BIN)/python benchmarks/stores.py --out build/bench/stores.json
 	$(BIN)/python benchmarks/testkit.py --out build/bench/testkit.json
+	$(BIN)/python benchmarks/ddp_step.py --out build/bench/ddp_step.json --plot build/bench/ddp_step.svg
 	$(PIP) install -c constraints.txt matplotlib numpy rich
 	$(BIN)/python benchmarks/collectives.py --out build/bench/collectives.json
 

@@ -94,7 +94,15 @@ nb::list rows_of(const std::vector<RankReport>& reports) {
 }
 
 void bind_questions(nb::class_<Session>& session) {
-  session.def("ask_through", &Session::ask_through, nb::arg("world"), nb::arg("places"))
+  session
+      .def(
+          "ask",
+          [](const Session& self, const std::vector<int>& ranks, double timeout_s) {
+            const Unlocked unlocked;
+            return self.ask(ranks, Deadline::after(timeout_s));
+          },
+          nb::arg("ranks"), nb::arg("timeout_s"))
+      .def("ask_through", &Session::ask_through, nb::arg("world"), nb::arg("places"))
       .def("next_question",
            [](Session& self) {
              const Unlocked unlocked;

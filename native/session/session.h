@@ -103,6 +103,9 @@ class Session {
   // What every rank was doing when a call failed, as far as they could still say; the present state
   // when none has.
   std::vector<RankReport> findings() const { return findings_.empty() ? report() : findings_; }
+  // Where the programs of these ranks stand, by their own words or the system's; empty where
+  // neither can be had.
+  std::vector<std::string> ask(const std::vector<int>& ranks, Deadline deadline) const;
   // For a sub-group: questions go through its world, where its ranks are `places`.
   void ask_through(const Session& world, const std::vector<int>& places);
   // For the thread that answers a world's questions. The number of the next one, 0 at the end.

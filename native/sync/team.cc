@@ -286,14 +286,20 @@ Status Team::health(std::uint64_t step) const {
 }
 
 std::vector<int> Team::departed() const {
-  std::vector<int> gone;
+  // Who left in peace comes last: it may have gone because of one that did not.
+  std::vector<int> gone, in_peace;
   for (int peer = 0; peer < size_; ++peer) {
     const Presence presence = slot(peer).presence.load(std::memory_order_acquire);
-    if (presence == Presence::failed || presence == Presence::left) gone.push_back(peer);
+    if (presence == Presence::failed) gone.push_back(peer);
+    if (presence == Presence::left) in_peace.push_back(peer);
   }
+  const auto is_in = [](const std::vector<int>& list, int peer) {
+    return std::find(list.begin(), list.end(), peer) != list.end();
+  };
   for (const int peer : liveness_.dead()) {
-    if (std::find(gone.begin(), gone.end(), peer) == gone.end()) gone.push_back(peer);
+    if (!is_in(gone, peer) && !is_in(in_peace, peer)) gone.push_back(peer);
   }
+  gone.insert(gone.end(), in_peace.begin(), in_peace.end());
   return gone;
 }
 

@@ -175,7 +175,8 @@ TEST(refusals_are_told_one_by_one) {
     if (session.rank() == 0) {
       Floats values(100);
       for (int i = 0; i < rounds; ++i) CHECK_OK(send(session, 1, i, values));
-      CHECK_OK(session.barrier(Deadline::after(30)));
+      CHECK_OK(session.barrier(Deadline::after(30)));  // all are sent
+      CHECK_OK(session.barrier(Deadline::after(30)));  // all are refused
       int refused = 0;
       while (refused < rounds) {
         const Status status = send(session, 1, 99, Floats(1));
@@ -186,6 +187,7 @@ TEST(refusals_are_told_one_by_one) {
       return;
     }
     Floats wrong(3), last(1);
+    CHECK_OK(session.barrier(Deadline::after(30)));
     for (int i = 0; i < rounds; ++i) {
       CHECK(receive(session, 0, i, wrong).code == Code::mismatch);
     }

@@ -19,6 +19,10 @@ _HOMES = {
     "backends.work": ("Work",),
     "backends.registry": ("Backend", "BackendConfig"),
     "base.dtypes": ("ReduceOp", "reduce_op"),
+    "ddp.comm_hooks.hook": ("GradBucket",),
+    "ddp.ddp": ("DistributedDataParallel",),
+    "ddp.join": ("Join", "JoinHook", "Joinable"),
+    "ddp.replicate": ("replica_of", "replicate"),
     "device_mesh.mesh": ("DeviceMesh", "init_device_mesh"),
     "errors": tuple(errors.__all__),
     "group.coalescing": (

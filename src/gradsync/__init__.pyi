@@ -8,6 +8,13 @@ from gradsync.backends.registry import BackendConfig as BackendConfig
 from gradsync.backends.work import Work as Work
 from gradsync.base.dtypes import ReduceOp as ReduceOp
 from gradsync.base.dtypes import reduce_op as reduce_op
+from gradsync.ddp.comm_hooks.hook import GradBucket as GradBucket
+from gradsync.ddp.ddp import DistributedDataParallel as DistributedDataParallel
+from gradsync.ddp.join import Join as Join
+from gradsync.ddp.join import Joinable as Joinable
+from gradsync.ddp.join import JoinHook as JoinHook
+from gradsync.ddp.replicate import replica_of as replica_of
+from gradsync.ddp.replicate import replicate as replicate
 from gradsync.device_mesh.mesh import DeviceMesh as DeviceMesh
 from gradsync.device_mesh.mesh import init_device_mesh as init_device_mesh
 from gradsync.errors import AbortedError as AbortedError

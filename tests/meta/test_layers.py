@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "rendezvous": BASE | {"stores"},
     "backends": BASE | {"stores", "_native"},
     "group": BASE | {"backends", "stores"},
+    "ddp": BASE | {"group"},
     "nn": BASE | {"group"},
     "session": BASE | {"stores", "rendezvous", "backends", "group"},
     "device_mesh": BASE | {"group", "session"},
@@ -30,11 +31,11 @@ MAY_IMPORT = {
     "testing": BASE | {"stores", "rendezvous", "backends", "group", "session", "launch", "_native"},
     # The package's front door names everything and imports it on first use.
     "__init__": BASE
-    | {"stores", "rendezvous", "backends", "group", "nn", "session", "device_mesh", "launch"}
-    | {"torch_backend"},
+    | {"stores", "rendezvous", "backends", "group", "nn", "ddp", "session", "device_mesh"}
+    | {"launch", "torch_backend"},
 }
 
-MAY_IMPORT_TORCH = {"device_mesh", "group", "nn", "session", "testing", "torch_backend"}
+MAY_IMPORT_TORCH = {"ddp", "device_mesh", "group", "nn", "session", "testing", "torch_backend"}
 # Adapters to torch's own stores import it when they are called.
 TORCH_INSIDE_FUNCTIONS = {"stores/torch_store.py", "rendezvous/resolve.py"}
 

@@ -90,6 +90,18 @@ def test_timeout_says_where_the_missing_rank_stands(rank, group):
     assert "gradsync answers" not in text
 
 
+@pytest.mark.ranks(2)
+def test_message_that_does_not_come_tells_where_its_sender_stands(rank, group):
+    if rank == 1:
+        time.sleep(0.6)  # sender line
+        return
+    time.sleep(0.1)
+    with pytest.raises(dist.CollectiveTimeout) as caught:
+        group.recv(torch.ones(1), 1, timeout=0.1)
+    here = rf"rank 1 stands at\n(    .*\n)*    \S*:{line_of('sender line')} in test_message"
+    assert re.search(here, str(caught.value))
+
+
 @pytest.mark.ranks(2, timeout=30)
 @pytest.mark.parametrize("how", ["stopped", "holding"])
 def test_rank_that_cannot_answer_is_described_by_the_system(rank, group, how):

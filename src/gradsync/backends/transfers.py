@@ -10,7 +10,7 @@ from gradsync.backends.backend import Backend
 from gradsync.backends.call import Call
 from gradsync.backends.ops import SEND
 from gradsync.backends.pending import PendingWork
-from gradsync.backends.translate import rank_states
+from gradsync.backends.translate import rank_states, stands_at
 from gradsync.backends.waits import names
 from gradsync.backends.work import DoneWork, Work
 from gradsync.base.dtypes import DTYPE_NAMES
@@ -30,6 +30,8 @@ LaneFailure = _native.StatusError
 """What a lane raises when a message could not be sent or received."""
 
 _SENT = DoneWork([])
+
+_TO_ANSWER_S = 0.3
 
 
 def run_transfer(session: _native.Session, call: Call) -> Work:
@@ -116,6 +118,7 @@ def _failure(error: _native.StatusError, session: _native.Session, call: Call) -
             for r in ranks
         )
         message = f"{here} timed out after {call.timeout_s:g} s: {detail}. Waited for: {who}."
+        message += stands_at(zip(ranks, session.ask(ranks, _TO_ANSWER_S), strict=True))
     elif code == "peer_lost":
         kind = PeerLostError
         message = (
@@ -131,4 +134,11 @@ def _failure(error: _native.StatusError, session: _native.Session, call: Call) -
     elif code == "aborted":
         kind = AbortedError
         message = f"{here} was ended by {names(ranks)}: {detail}"
-    return kind(message, op=op, rank=session.rank, ranks=ranks, timeout_s=call.timeout_s)
+    return kind(
+        message,
+        group=session.name,
+        op=op,
+        rank=session.rank,
+        ranks=ranks,
+        timeout_s=call.timeout_s,
+    )

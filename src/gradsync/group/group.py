@@ -87,6 +87,11 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
         return self.backend.name
 
     @property
+    def timeout_s(self) -> float:
+        """How long a call may take unless it says otherwise."""
+        return self._timeout_s
+
+    @property
     def backend(self) -> Backend:
         """The engine below; raises when the group has been destroyed."""
         if self._backend is None:

@@ -142,10 +142,8 @@ _CHECKS: dict[str, Sequence[Callable[[ProcessGroup], None]]] = {
         all_reduce_takes_tensors_with_gaps,
         work_of_an_async_call_is_complete,
     ),
-    "finish_buckets": (),  # of gradsync's own memory; other backends need none
     **gather_checks.CHECKS,
     **reduce_checks.CHECKS,
     **exchange_checks.CHECKS,
-    "finish_buckets": (),  # of gradsync's own boards; others need not have them
     **transfer_checks.CHECKS,
 }
