@@ -82,9 +82,9 @@ class Caller(_TorchGroup):  # type: ignore[misc]
         try:
             if wanted.asynchronous:
                 started = getattr(self.group, name + "_async")(*arguments, timeout=limit)
-                if recorder is not None:
-                    started.on_done(partial(recorder.end_well, entry, started))
-                return InFlight(started, outputs)
+                if recorder is None:
+                    return InFlight(started, outputs)
+                return InFlight(started, outputs, partial(recorder.end_well, entry, started))
             getattr(self.group, name)(*arguments, timeout=limit)
         except DistError as error:
             raise torch_error(error) from error

@@ -102,7 +102,7 @@ class FlightRecorder:
 
     def end_well(self, entry: dict[str, Any], work: Work) -> None:
         """Note that a call in flight is over, unless it failed: then it never completed."""
-        if work.exception() is None:
+        if not entry["retired"] and work.exception() is None:
             self.end(entry)
 
     def entries(self) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -70,17 +70,25 @@ class Done(_Base):  # type: ignore[misc]
 class InFlight(Done):
     """A call that a worker carries out."""
 
-    def __init__(self, work: Work, outputs: Tensors) -> None:
+    def __init__(
+        self, work: Work, outputs: Tensors, on_done: Callable[[], object] | None = None
+    ) -> None:
         super().__init__(outputs)
         self._work = work
+        self._on_done = on_done
+        if on_done is not None:
+            work.on_done(on_done)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call is done and return True; raise what went wrong."""
         try:
             # torch's zero stands for no limit of its own.
-            return self._work.wait(timeout or None)
+            self._work.wait(timeout or None)
         except DistError as error:
             raise torch_error(error) from error
+        if self._on_done is not None:
+            self._on_done()  # a waiter may come back before those who are told
+        return True
 
     def is_completed(self) -> bool:
         """Return whether the call is over, well or badly."""
