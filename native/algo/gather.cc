@@ -1,7 +1,12 @@
 // Gather to one rank: the others stage chunk by chunk, the root copies out.
 //   steps: 1 per chunk of round_bytes()   bytes moved: n in by each other rank, ranks * n out by
 //   the root
+// Large, where memory is open: the others write their pieces to where the root wants them.
+//   steps: 2   bytes moved per rank: n
+#include <vector>
+
 #include "algo/algorithm.h"
+#include "algo/direct.h"
 #include "algo/rounds.h"
 
 namespace gradsync {
@@ -18,13 +23,37 @@ Status collect(Team& team, Staging& staging, Rounds& rounds, std::size_t offset,
   return Status::success();
 }
 
+Status write_to_root(Team& team, Direct& direct, const std::byte* input, std::size_t bytes,
+                     std::span<std::byte* const> outputs, int root) {
+  const auto own = static_cast<std::size_t>(team.rank());
+  if (team.rank() == root) {
+    copy_bytes(outputs[own], input, bytes);
+    direct.done();
+    return direct.wait_for_all();
+  }
+  const Status status = direct.write(root, direct.place(root, own), input, bytes);
+  if (!status.ok()) return status;
+  direct.done();
+  return Status::success();
+}
+
 }  // namespace
 
 Status gather(Team& team, Staging& staging, const std::byte* input, std::size_t count, Dtype dtype,
               std::span<std::byte* const> outputs, int root, Deadline deadline) {
   const Cut cut{count * size_of(dtype), round_bytes(staging)};
   const bool receives = team.rank() == root;
+  const std::uint64_t what =
+      pack_call(Op::gather, dtype, Reduce::sum, static_cast<std::uint32_t>(root));
   Rounds rounds(team, staging, deadline);
+  if (Direct::worthwhile(team, cut.total)) {
+    Direct direct(team, staging, rounds);
+    const std::vector<const std::byte*> places(outputs.begin(), outputs.end());
+    bool possible = false;
+    const Status status = direct.offer(what, count, places, cut.total, possible);
+    if (!status.ok()) return status;
+    if (possible) return write_to_root(team, direct, input, cut.total, outputs, root);
+  }
   for (std::size_t i = 0; i < cut.rounds(); ++i) {
     const std::size_t offset = cut.offset(i);
     const std::size_t length = cut.length(i);
@@ -32,8 +61,7 @@ Status gather(Team& team, Staging& staging, const std::byte* input, std::size_t 
     if (!status.ok()) return status;
     if (!receives) copy_bytes(staging.mine(), input + offset, length);
     if (i == 0) {
-      status = rounds.announce(
-          pack_call(Op::gather, dtype, Reduce::sum, static_cast<std::uint32_t>(root)), count);
+      status = rounds.announce(what, count);
       if (!status.ok()) return status;
     } else {
       rounds.publish();

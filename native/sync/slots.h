@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "common/cores.h"
+#include "sync/neighbour.h"
 
 namespace gradsync {
 
@@ -69,6 +70,8 @@ struct alignas(cache_line) Slot {
   alignas(cache_line) std::atomic<Presence> presence{Presence::absent};
   std::int32_t pid = 0;  // in the rank's own pid namespace; for messages only
   CpuMask affinity;
+  Beacon beacon;                              // in the rank's own memory
+  std::atomic<std::uint32_t> reaches_all{0};  // 1: it can read and write all others' memory
   std::array<char, 4096> note{};  // why it failed, NUL-terminated; written before `presence`
 };
 
@@ -76,6 +79,7 @@ struct alignas(cache_line) Header {
   std::uint64_t magic = 0;
   std::uint32_t ranks = 0;
   std::uint64_t staging_bytes = 0;  // per rank
+  bool open = false;                // ranks may look for a way into each other's memory
   // 1 + the rank that aborted the group, 0 while nobody has. `reason` is written by the first to
   // move `aborting` from 0, before `aborted` is set.
   std::atomic<std::uint32_t> aborting{0};

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "common/deadline.h"
 #include "common/status.h"
 #include "sync/liveness.h"
+#include "sync/neighbour.h"
 #include "sync/slots.h"
 
 namespace gradsync {
@@ -39,12 +41,15 @@ class Team {
   // format().
   Team(std::byte* memory, int rank, int ranks, Liveness liveness);
 
-  static void format(std::byte* memory, int ranks, std::size_t staging_bytes);
+  // `open`: ranks that can read each other's memory do.
+  static void format(std::byte* memory, int ranks, std::size_t staging_bytes, bool open = true);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   std::byte* staging(int rank) const;
   std::size_t staging_bytes() const { return header_->staging_bytes; }
+  // Whether every rank can read and write every other's memory; the same on all ranks.
+  bool is_open() const { return is_open_; }
 
   // Publishes the caller's identity and waits until every rank has done so.
   Status enter(Deadline deadline);
@@ -76,6 +81,13 @@ class Team {
                   const Meanwhile& meanwhile = nullptr);
   Status wait_for_all(std::uint64_t step, Deadline deadline, const Meanwhile& meanwhile = nullptr);
 
+  // Copies from or to a peer's own memory. A peer that has gone meanwhile is reported as in a wait;
+  // if anything else prevents it the group is aborted, because the others wait for us.
+  Status read_from(int peer, std::byte* to, std::uint64_t from, std::size_t bytes,
+                   Deadline deadline);
+  Status write_to(int peer, std::uint64_t to, const std::byte* from, std::size_t bytes,
+                  Deadline deadline);
+
   Announcement announced_by(int peer) const;
   RankReport report(int peer) const;
 
@@ -90,6 +102,8 @@ class Team {
   Status health(std::uint64_t step) const;
   Status lost(int peer, const std::string& why) const;
   Status timed_out(std::uint64_t step) const;
+  Status look_for_neighbours(Deadline deadline);
+  Status out_of_reach(int peer, Deadline deadline);
 
   Header* header_ = nullptr;
   Slot* slots_ = nullptr;
@@ -102,6 +116,9 @@ class Team {
   std::atomic<bool> cancelled_{false};
   Patience patience_;
   Liveness liveness_;
+  std::unique_ptr<std::uint64_t> beacon_;
+  std::vector<Neighbour> neighbours_;
+  bool is_open_ = false;
 };
 
 }  // namespace gradsync
