@@ -158,17 +158,19 @@ void Team::abort(const std::string& reason, bool gave_up) {
 
 void Team::announce(std::uint64_t what, std::uint64_t count, std::uint64_t place) {
   ++sequence_;
-  slot(rank_).announcements[sequence_ & 1].store({sequence_, what, count, now_ns(), place});
+  core_ = static_cast<std::uint32_t>(::sched_getcpu());
+  slot(rank_).core.store(core_, std::memory_order_relaxed);
+  slot(rank_).announce({sequence_, what, count, now_ns(), place});
   publish(progress_ + 1);
 }
 
 Status Team::agree(Deadline deadline, const Meanwhile& meanwhile) {
   const Status status = wait_for_all(progress_, deadline, meanwhile);
   if (!status.ok()) return status;
-  const Announcement mine = announced_by(rank_);
+  const Announcement mine = slot(rank_).announced_call(sequence_);
   Status verdict;
   for (int peer = 0; peer < size_; ++peer) {
-    if (!announced_by(peer).same_call(mine)) verdict.ranks.push_back(peer);
+    if (!slot(peer).announced_call(sequence_).same_call(mine)) verdict.ranks.push_back(peer);
   }
   if (!verdict.ranks.empty()) {
     verdict.code = Code::mismatch;
@@ -215,7 +217,10 @@ void Team::nudge() {
 Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline, const Meanwhile& meanwhile) {
   if (has_reached(peer, step)) return Status::success();
   const Patience patience = is_background ? Patience{0, 1} : patience_;
-  for (int i = 0; i < patience.spins; ++i) {
+  // A scheduler may put two ranks on one core although there are enough; then our spinning is what
+  // the other waits for.
+  const bool same_core = slot(peer).core.load(std::memory_order_relaxed) == core_;
+  for (int i = 0; i < patience.spins && !same_core; ++i) {
     pause_briefly();
     if (meanwhile) meanwhile();
     if (has_reached(peer, step)) return Status::success();
@@ -300,7 +305,7 @@ Status Team::timed_out(std::uint64_t step) const {
 }
 
 Announcement Team::announced_by(int peer) const {
-  return slot(peer).announcements[sequence_ & 1].load();
+  return slot(peer).announced(sequence_);
 }
 
 RankReport Team::report(int peer) const {
@@ -309,8 +314,8 @@ RankReport Team::report(int peer) const {
   report.presence = theirs.presence.load(std::memory_order_acquire);
   report.progress = theirs.progress.load(std::memory_order_acquire);
   if (report.presence != Presence::absent) report.pid = theirs.pid;
-  const Announcement even = theirs.announcements[0].load();
-  const Announcement odd = theirs.announcements[1].load();
+  const Announcement even = theirs.announced(0);
+  const Announcement odd = theirs.announced(1);
   report.last = even.sequence > odd.sequence ? even : odd;
   return report;
 }

@@ -114,6 +114,7 @@ class Team {
   std::uint64_t reached_by_all_ = 0;  // the newest step that a wait_for_all has seen
   std::uint64_t sequence_ = 0;
   std::atomic<bool> cancelled_{false};
+  std::uint32_t core_ = 0;  // as announced last
   Patience patience_;
   Liveness liveness_;
   std::unique_ptr<std::uint64_t> beacon_;
