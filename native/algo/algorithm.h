@@ -33,7 +33,8 @@ constexpr std::uint64_t pack_call(Op op, Dtype dtype, Reduce reduce, std::uint32
          static_cast<std::uint64_t>(reduce) << 16 | static_cast<std::uint64_t>(root) << 32;
 }
 
-// Set in the word of a reduce_scatter whose pieces differ in size; the count is their sum then.
+// Set in the word of an all_gather or a reduce_scatter whose pieces differ in size; the count is
+// their sum then.
 inline constexpr std::uint64_t uneven_bit = std::uint64_t{1} << 24;
 
 // One piece of memory per rank, in elements.
@@ -58,6 +59,10 @@ Status reduce(Team& team, Staging& staging, std::byte* data, std::size_t count, 
 // `outputs`: one address per rank, each with room for `count` elements.
 Status all_gather(Team& team, Staging& staging, const std::byte* input, std::size_t count,
                   Dtype dtype, std::span<std::byte* const> outputs, Deadline deadline);
+
+// Rank r gives outputs.counts[r] elements, whatever that is; all ranks must say the same.
+Status all_gather_uneven(Team& team, Staging& staging, const std::byte* input,
+                         const Pieces<std::byte>& outputs, Dtype dtype, Deadline deadline);
 
 // `outputs` is read on the root only.
 Status gather(Team& team, Staging& staging, const std::byte* input, std::size_t count, Dtype dtype,

@@ -7,7 +7,15 @@
 //
 // Where the pieces go is a list of addresses, so that a list of tensors and the parts of one large
 // tensor are the same thing. The own piece may be the input itself.
+//
+// Pieces that differ in size have a bit of their own in the announcement and a table of the sizes
+// at the beginning of what is staged: a function of its own, so that the usual case stays as short
+// as it is.
+#include <algorithm>
+#include <numeric>
+
 #include "algo/algorithm.h"
+#include "algo/counts.h"
 #include "algo/direct.h"
 #include "algo/rounds.h"
 
@@ -60,6 +68,51 @@ Status all_gather(Team& team, Staging& staging, const std::byte* input, std::siz
       status = rounds.wait_for(peer);
       if (!status.ok()) return status;
       copy_bytes(outputs[static_cast<std::size_t>(peer)] + offset, staging.of(peer), length);
+    }
+  }
+  return Status::success();
+}
+
+Status all_gather_uneven(Team& team, Staging& staging, const std::byte* input,
+                         const Pieces<std::byte>& outputs, Dtype dtype, Deadline deadline) {
+  const std::span<const std::size_t> counts = outputs.counts;
+  const std::size_t element = size_of(dtype);
+  const std::size_t table = round_up(counts.size_bytes(), cache_line);
+  if (table + cache_line > staging.capacity()) {
+    return Status::error(Code::invalid, "the group has too many ranks for its staging space");
+  }
+  const std::size_t most =
+      std::min(round_bytes(staging), staging.capacity() - table) / element * element;
+  const auto cut_of = [&](int rank) {
+    return Cut{counts[static_cast<std::size_t>(rank)] * element, most};
+  };
+  const Cut largest{*std::max_element(counts.begin(), counts.end()) * element, most};
+  const Cut own = cut_of(team.rank());
+  const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  const std::uint64_t what = pack_call(Op::all_gather, dtype, Reduce::sum, 0) | uneven_bit;
+
+  Rounds rounds(team, staging, deadline);
+  for (std::size_t i = 0; i < largest.rounds(); ++i) {
+    Status status = rounds.turn();
+    if (!status.ok()) return status;
+    if (i == 0) std::memcpy(staging.mine(), counts.data(), counts.size_bytes());
+    copy_bytes(staging.mine() + table, input + own.offset(i), own.length(i));
+    if (i == 0) {
+      status = rounds.announce(what, total);
+      if (status.ok()) status = compare_counts(team, staging, counts);
+      if (!status.ok()) return status;
+    } else {
+      rounds.publish();
+    }
+    copy_bytes(outputs.data[static_cast<std::size_t>(team.rank())] + own.offset(i),
+               input + own.offset(i), own.length(i));
+    for (int n = 1; n < team.size(); ++n) {
+      const int peer = rounds.other(n);
+      const Cut theirs = cut_of(peer);
+      status = rounds.wait_for(peer);
+      if (!status.ok()) return status;
+      copy_bytes(outputs.data[static_cast<std::size_t>(peer)] + theirs.offset(i),
+                 staging.of(peer) + table, theirs.length(i));
     }
   }
   return Status::success();

@@ -11,10 +11,10 @@
 // compared as the announced count; others have a bit of their own in the announcement and stand at
 // the beginning of what is staged, so that all ranks see every difference.
 #include <numeric>
-#include <sstream>
 #include <vector>
 
 #include "algo/algorithm.h"
+#include "algo/counts.h"
 #include "algo/direct.h"
 #include "algo/pull.h"
 #include "algo/rounds.h"
@@ -25,28 +25,6 @@ namespace {
 
 bool all_equal(std::span<const std::size_t> counts) {
   return std::all_of(counts.begin(), counts.end(), [&](auto count) { return count == counts[0]; });
-}
-
-Status compare_counts(const Team& team, const Staging& staging,
-                      std::span<const std::size_t> counts) {
-  Status verdict;
-  for (int peer = 0; peer < team.size(); ++peer) {
-    if (std::memcmp(staging.of(peer), counts.data(), counts.size_bytes()) != 0) {
-      verdict.ranks.push_back(peer);
-    }
-  }
-  if (verdict.ranks.empty()) return verdict;
-  std::ostringstream text;
-  text << "the ranks cut the tensor into different pieces: ";
-  std::vector<std::size_t> theirs(counts.size());
-  for (int peer = 0; peer < team.size(); ++peer) {
-    std::memcpy(theirs.data(), staging.of(peer), counts.size_bytes());
-    text << (peer == 0 ? "" : "; ") << "rank " << peer << ":";
-    for (const std::size_t count : theirs) text << " " << count;
-  }
-  verdict.code = Code::mismatch;
-  verdict.message = text.str();
-  return verdict;
 }
 
 Status pull_piece(Team& team, Staging& staging, Direct& direct, const std::byte* input,

@@ -30,6 +30,16 @@ nb::object call_all_gather(Session& self, std::uintptr_t address, std::size_t co
                   });
 }
 
+nb::object call_all_gather_uneven(Session& self, std::uintptr_t address, const Addresses& outputs,
+                                  const Counts& counts, int dtype, double timeout_s,
+                                  bool asynchronous) {
+  const auto type = checked<Dtype>(dtype, "dtype");
+  return dispatch(self, timeout_s, asynchronous,
+                  [=, &self, to = pointers<std::byte>(outputs)](Deadline deadline) {
+                    return self.all_gather_uneven(at(address), {to, counts}, type, deadline);
+                  });
+}
+
 nb::object call_gather(Session& self, std::uintptr_t address, std::size_t count, int dtype,
                        const Addresses& outputs, int root, double timeout_s, bool asynchronous) {
   const auto type = checked<Dtype>(dtype, "dtype");
@@ -78,6 +88,9 @@ nb::object call_all_to_all(Session& self, const Addresses& inputs, const Counts&
 void bind_piece_calls(nb::class_<Session>& session) {
   session.def("all_gather", &call_all_gather, nb::arg("address"), nb::arg("count"),
               nb::arg("dtype"), nb::arg("outputs"), nb::arg("timeout_s"),
+              nb::arg("asynchronous") = false, nb::keep_alive<0, 1>());
+  session.def("all_gather_uneven", &call_all_gather_uneven, nb::arg("address"), nb::arg("outputs"),
+              nb::arg("counts"), nb::arg("dtype"), nb::arg("timeout_s"),
               nb::arg("asynchronous") = false, nb::keep_alive<0, 1>());
   session.def("gather", &call_gather, nb::arg("address"), nb::arg("count"), nb::arg("dtype"),
               nb::arg("outputs"), nb::arg("root"), nb::arg("timeout_s"),

@@ -83,13 +83,25 @@ nb::ndarray<std::uint8_t, nb::ndim<1>> allocate(Session& session, std::size_t by
   return nb::ndarray<std::uint8_t, nb::ndim<1>>(data, {bytes}, owner);
 }
 
-nb::list report(const Session& session) {
+nb::list rows_of(const std::vector<RankReport>& reports) {
   nb::list rows;
-  for (const RankReport& rank : session.report()) {
+  for (const RankReport& rank : reports) {
     rows.append(nb::make_tuple(rank.pid, static_cast<int>(rank.presence), rank.last.sequence,
-                               rank.last.what, rank.last.count, rank.last.time_ns));
+                               rank.last.what, rank.last.count, rank.last.time_ns, rank.site_of,
+                               rank.site, rank.standing));
   }
   return rows;
+}
+
+void bind_questions(nb::class_<Session>& session) {
+  session.def("ask_through", &Session::ask_through, nb::arg("world"), nb::arg("places"))
+      .def("next_question",
+           [](Session& self) {
+             const Unlocked unlocked;
+             return self.next_question();
+           })
+      .def("answer", &Session::answer, nb::arg("question"), nb::arg("text"))
+      .def("stop_answering", &Session::stop_answering);
 }
 
 nb::object call_barrier(Session& self, double timeout_s, bool asynchronous) {
@@ -170,6 +182,7 @@ void bind_session(nb::module_& module) {
       .def_prop_ro("sequence", &Session::sequence)
       .def("abort", &Session::abort, nb::arg("reason"))
       .def("leave", &Session::leave, nb::arg("note"))
+      .def_prop_rw("name", &Session::name, &Session::set_name)
       .def("allocate", &allocate, nb::arg("nbytes"))
       .def(
           "is_shared",
@@ -177,7 +190,9 @@ void bind_session(nb::module_& module) {
             return self.arena()->place_of(at(address), bytes) != 0;
           },
           nb::arg("address"), nb::arg("nbytes"))
-      .def("report", &report);
+      .def("report", [](const Session& self) { return rows_of(self.report()); })
+      .def("findings", [](const Session& self) { return rows_of(self.findings()); });
+  bind_questions(session);
   bind_pending(module);
   bind_calls(session);
   bind_piece_calls(session);

@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
+#include "bindings/site.h"
 #include "session/session.h"
 
 namespace gradsync {
@@ -38,9 +39,11 @@ nanobind::object dispatch(Session& self, double timeout_s, bool asynchronous, Ca
     run_released([&] { return call(Deadline::after(timeout_s)); });
     return nanobind::none();
   }
-  return nanobind::cast(Pending{&self, self.post([call = std::move(call), timeout_s] {
-                                  return call(Deadline::after(timeout_s));
-                                })});
+  auto asked = [call = std::move(call), timeout_s, site = capture_site()] {
+    const AskedAt here(site.get());
+    return call(Deadline::after(timeout_s));
+  };
+  return nanobind::cast(Pending{&self, self.post(std::move(asked))});
 }
 
 inline std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }

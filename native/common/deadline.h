@@ -15,13 +15,25 @@ class Deadline {
   // Seconds from now; infinity and very large values mean "never".
   static Deadline after(double seconds) {
     Deadline deadline;
+    deadline.start_ = Clock::now();
     if (seconds < 1e9) {
-      deadline.at_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                        std::chrono::duration<double>(std::max(seconds, 0.0)));
+      deadline.at_ = deadline.start_ + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(std::max(seconds, 0.0)));
     }
     return deadline;
   }
-  static Deadline never() { return {}; }
+  static Deadline never() { return after(std::numeric_limits<double>::infinity()); }
+
+  Clock::time_point start() const { return start_; }
+  // As much time again, counted from `start` if that is later.
+  Deadline counted_from(Clock::time_point start) const {
+    Deadline later = *this;
+    if (start > start_) {
+      later.start_ = start;
+      if (at_ != Clock::time_point::max()) later.at_ += start - start_;
+    }
+    return later;
+  }
 
   bool is_never() const { return at_ == Clock::time_point::max(); }
   bool expired() const { return at_ != Clock::time_point::max() && Clock::now() >= at_; }
@@ -35,6 +47,7 @@ class Deadline {
   }
 
  private:
+  Clock::time_point start_{};
   Clock::time_point at_ = Clock::time_point::max();
 };
 

@@ -23,6 +23,9 @@ ReduceKernel kernel_for(Reduce operation) {
         return reduce<T, BitOr, false>;  // for booleans a sum is "any" and a product is "all"
       else
         return reduce<T, Sum, false>;
+    case Reduce::premul_sum:
+      if constexpr (family != Family::boolean) return reduce<T, Sum, false>;
+      break;
     case Reduce::avg:
       if constexpr (is_float) return reduce<T, Sum, true>;
       break;

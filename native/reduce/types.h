@@ -38,7 +38,8 @@ enum class Reduce : std::uint8_t {
   band,
   bor,
   bxor,
-  last = bxor,
+  premul_sum,  // a sum of what the ranks have scaled already, each by a factor of its own
+  last = premul_sum,
 };
 
 constexpr std::size_t size_of(Dtype dtype) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -43,6 +44,12 @@ void send_away(const std::vector<Guest>& guests, const Status& status) {
   }
 }
 
+std::vector<int> all_ranks(int ranks) {
+  std::vector<int> all(static_cast<std::size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
 }  // namespace
 
 Session::Session(std::shared_ptr<Segment> segment, std::shared_ptr<Arena> arena, int arena_rank,
@@ -51,7 +58,9 @@ Session::Session(std::shared_ptr<Segment> segment, std::shared_ptr<Arena> arena,
       arena_(std::move(arena)),
       arena_rank_(arena_rank),
       team_(segment_->data(), rank, ranks, std::move(liveness)),
-      staging_(team_, arena_.get()) {}
+      staging_(team_, arena_.get()),
+      answerer_(team_.slots()[rank]),
+      whereabouts_(segment_, team_.slots(), all_ranks(ranks)) {}
 
 Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
                      const Session* world, Deadline deadline, std::unique_ptr<Session>& out) {
@@ -201,6 +210,7 @@ template <typename Call>
 Status Session::guarded(Call& call) {
   if (!broken_.ok()) return broken_;
   Status status = team_.check_aborted();
+  team_.begin();
   if (status.ok()) status = call();
   if (!status.ok() && status.code != Code::invalid) broken_ = status;
   // Whoever gives up must not let a rank that comes later believe that all were there. (A lost peer
@@ -213,6 +223,7 @@ Status Session::guarded(Call& call) {
     if (!status.ranks.empty()) why << ")";
     team_.abort(why.str(), true);
   }
+  if (!broken_.ok()) look_into(status);
   return status;
 }
 
@@ -271,6 +282,16 @@ Status Session::all_gather(const std::byte* input, std::size_t count, Dtype dtyp
     const Status status = check_list("outputs", outputs.size());
     if (!status.ok()) return status;
     return gradsync::all_gather(team_, staging_, input, count, dtype, outputs, deadline);
+  });
+}
+
+Status Session::all_gather_uneven(const std::byte* input, const Pieces<std::byte>& outputs,
+                                  Dtype dtype, Deadline deadline) {
+  return run(deadline, [&] {
+    Status status = check_list("outputs", outputs.data.size());
+    if (status.ok()) status = check_list("counts", outputs.counts.size());
+    if (!status.ok()) return status;
+    return gradsync::all_gather_uneven(team_, staging_, input, outputs, dtype, deadline);
   });
 }
 

@@ -16,6 +16,7 @@
 #include "memory/segment.h"
 #include "session/queue.h"
 #include "sync/team.h"
+#include "sync/whereabouts.h"
 
 namespace gradsync {
 
@@ -62,6 +63,8 @@ class Session {
                 Deadline deadline);
   Status all_gather(const std::byte* input, std::size_t count, Dtype dtype,
                     std::span<std::byte* const> outputs, Deadline deadline);
+  Status all_gather_uneven(const std::byte* input, const Pieces<std::byte>& outputs, Dtype dtype,
+                           Deadline deadline);
   Status gather(const std::byte* input, std::size_t count, Dtype dtype,
                 std::span<std::byte* const> outputs, int root, Deadline deadline);
   Status scatter(std::span<const std::byte* const> inputs, std::byte* output, std::size_t count,
@@ -91,6 +94,21 @@ class Session {
   }
   std::vector<RankReport> report() const;
 
+  // The group's name, for messages.
+  const std::string& name() const { return team_.name(); }
+  void set_name(const std::string& name) { team_.set_name(name); }
+  // What every rank was doing when a call failed, as far as they could still say; the present state
+  // when none has.
+  std::vector<RankReport> findings() const { return findings_.empty() ? report() : findings_; }
+  // For a sub-group: questions go through its world, where its ranks are `places`.
+  void ask_through(const Session& world, const std::vector<int>& places);
+  // For the thread that answers a world's questions. The number of the next one, 0 at the end.
+  std::uint32_t next_question() { return answerer_.next(); }
+  void answer(std::uint32_t question, const std::string& text) { answerer_.answer(question, text); }
+  void stop_answering() {
+    if (is_ours()) answerer_.stop();
+  }
+
  private:
   // False in a forked child, which must neither use the group nor say goodbye in its parent's name.
   bool is_ours() const { return fork_generation() == opened_in_; }
@@ -103,6 +121,9 @@ class Session {
   Status guarded(Call& call);
   Status not_ours() const;
 
+  // Finds out what the others are doing, before the failure of a call is reported.
+  void look_into(const Status& status);
+
   Status check_root(int root) const;
   // A list with an entry for each rank, or an empty one where the rank needs none.
   Status check_list(const char* what, std::size_t entries, bool needed = true) const;
@@ -112,6 +133,9 @@ class Session {
   int arena_rank_;
   Team team_;
   Staging staging_;
+  Answerer answerer_;
+  Whereabouts whereabouts_;
+  std::vector<RankReport> findings_;
   std::uint64_t opened_in_ = fork_generation();
   std::uint32_t boards_ = 0;  // made so far
   Status broken_;             // written and read by whoever has the turn

@@ -42,6 +42,18 @@ bool status_of_zombie(int pid, int& status) {
   return true;
 }
 
+// The number that a process behind a pidfd has here, whatever it calls itself in its own namespace.
+int pid_behind(const Fd& pidfd) {
+  if (!pidfd.valid()) return 0;
+  std::ifstream file("/proc/self/fdinfo/" + std::to_string(pidfd.get()));
+  std::string key;
+  while (file >> key) {
+    int pid = 0;
+    if (key == "Pid:" && file >> pid) return pid;
+  }
+  return 0;
+}
+
 std::string describe(int status) {
   if (WIFSIGNALED(status)) {
     const char* name = ::sigabbrev_np(WTERMSIG(status));
@@ -64,6 +76,26 @@ std::vector<int> Liveness::dead() const {
     if ((entries[rank].revents & POLLIN) != 0) found.push_back(static_cast<int>(rank));
   }
   return found;
+}
+
+std::string Liveness::what_it_does(int rank) const {
+  const auto index = static_cast<std::size_t>(rank);
+  const int pid = index < pidfds_.size() ? pid_behind(pidfds_[index]) : 0;
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  if (pid <= 0 || !std::getline(file, text)) return "";
+  const auto name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return "";
+  switch (text[name_end + 2]) {
+    case 'R': return "running native code";
+    case 'S': return "asleep in native code";
+    case 'D': return "waiting for a device";
+    case 'T': return "stopped by a signal";
+    case 't': return "stopped by a debugger";
+    case 'Z':
+    case 'X': return "ended";
+    default: return "";
+  }
 }
 
 std::string Liveness::how_it_ended(int rank, int pid) const {

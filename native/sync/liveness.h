@@ -23,6 +23,9 @@ class Liveness {
   // "killed by SIGKILL", "exited with code 3", or "" when the system does not tell.
   std::string how_it_ended(int rank, int pid) const;
 
+  // What the system says of a process that does not answer: "stopped by a signal", say, or "".
+  std::string what_it_does(int rank) const;
+
  private:
   std::vector<Fd> pidfds_;
 };

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <string>
 
 #include "common/cores.h"
 #include "sync/neighbour.h"
@@ -34,6 +36,51 @@ struct Announcement {
 template <std::size_t Count>
 using Words = std::array<std::atomic<std::uint64_t>, Count>;
 
+// A text of which the end is kept when it is too long (that of a traceback says most), by whole
+// characters.
+inline std::string fitted(const std::string& text, std::size_t bytes) {
+  std::size_t start = text.size() - (text.size() < bytes ? text.size() : bytes);
+  while (start > 0 && start < text.size() && (text[start] & 0xC0) == 0x80) ++start;
+  return text.substr(start);
+}
+
+// A text about something with a number, which its owner may replace while others read it: a reader
+// that sees words of a newer text sees that the number has changed, too.
+template <std::size_t Bytes>
+class TextCell {
+ public:
+  // `about` must not be 0, nor that of the text before.
+  void store(std::uint64_t about, const std::string& text) {
+    std::array<char, Bytes> bytes{};
+    const std::string kept = fitted(text, Bytes - 1);
+    kept.copy(bytes.data(), kept.size());
+    about_.store(0, std::memory_order_relaxed);
+    for (std::size_t i = 0; i < words_.size(); ++i) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes.data() + i * sizeof(word), sizeof(word));
+      words_[i].store(word, std::memory_order_release);
+    }
+    about_.store(about, std::memory_order_release);
+  }
+  // 0 when there is none, or it is being replaced.
+  std::uint64_t about() const { return about_.load(std::memory_order_acquire); }
+  // Empty unless it is about `wanted`.
+  std::string load(std::uint64_t wanted) const {
+    std::array<char, Bytes + 1> bytes{};
+    if (wanted == 0 || about() != wanted) return "";
+    for (std::size_t i = 0; i < words_.size(); ++i) {
+      const std::uint64_t word = words_[i].load(std::memory_order_acquire);
+      std::memcpy(bytes.data() + i * sizeof(word), &word, sizeof(word));
+    }
+    return about_.load(std::memory_order_relaxed) == wanted ? bytes.data() : "";
+  }
+
+ private:
+  static_assert(Bytes % sizeof(std::uint64_t) == 0);
+  std::atomic<std::uint64_t> about_{0};
+  std::array<std::atomic<std::uint64_t>, Bytes / sizeof(std::uint64_t)> words_{};
+};
+
 enum class Presence : std::uint32_t {
   absent = 0,  // zeroed memory: has not mapped it yet
   active,
@@ -41,7 +88,7 @@ enum class Presence : std::uint32_t {
   failed,  // left with an error; `note` says which
 };
 
-// Owned by one rank: only it writes, all others read (but for `sleepers`).
+// Owned by one rank: only it writes, all others read (but for `sleepers` and `question`).
 struct alignas(cache_line) Slot {
   // Counts the steps that the rank has published; wraps around. Also the futex word.
   std::atomic<std::uint32_t> progress{0};
@@ -84,6 +131,14 @@ struct alignas(cache_line) Slot {
   Beacon beacon;                              // in the rank's own memory
   std::atomic<std::uint32_t> reaches_all{0};  // 1: it can read and write all others' memory
   std::array<char, 4096> note{};  // why it failed, NUL-terminated; written before `presence`
+
+  // Which line asked for a call, by the call's number. Published when the call fails or takes long.
+  TextCell<256> site;
+  // Where the rank's program stands, by the question that it answers: see whereabouts.h. Only of
+  // use in a world's memory.
+  std::atomic<std::uint32_t> question{0};  // how often peers have asked; futex word
+  std::atomic<std::uint32_t> listening{0};
+  TextCell<4096> standing;
 };
 
 struct alignas(cache_line) Header {

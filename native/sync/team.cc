@@ -11,6 +11,7 @@
 #include "common/background.h"
 #include "common/cgroup.h"
 #include "common/interrupt.h"
+#include "common/site.h"
 #include "sync/futex.h"
 #include "sync/pause.h"
 
@@ -21,6 +22,10 @@ namespace {
 // idle rank costs 40 system calls a second.
 constexpr std::int64_t look_around_ns = 25'000'000;
 
+// A rank that waits this long says which line it waits in, in case it is asked when it cannot
+// answer any more.
+constexpr auto site_after = std::chrono::milliseconds(300);
+
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
                                         Deadline::Clock::now().time_since_epoch())
@@ -29,12 +34,9 @@ std::uint64_t now_ns() {
 
 template <std::size_t Size>
 void copy_text(std::array<char, Size>& to, const std::string& from) {
-  // The end of a traceback says most, so a long text loses its beginning, by whole characters.
-  std::size_t start = from.size() - std::min(from.size(), Size - 1);
-  while (start > 0 && start < from.size() && (from[start] & 0xC0) == 0x80) ++start;
-  const std::size_t length = from.size() - start;
-  std::memcpy(to.data(), from.data() + start, length);
-  to[length] = '\0';
+  const std::string kept = fitted(from, Size - 1);
+  std::memcpy(to.data(), kept.data(), kept.size());
+  to[kept.size()] = '\0';
 }
 
 }  // namespace
@@ -54,6 +56,7 @@ Team::Team(std::byte* memory, int rank, int ranks, Liveness liveness)
       staging_(memory + staging_offset(static_cast<std::size_t>(ranks))),
       rank_(rank),
       size_(ranks),
+      moves_(static_cast<std::size_t>(ranks)),
       liveness_(std::move(liveness)) {}
 
 void Team::format(std::byte* memory, int ranks, std::size_t staging_bytes, bool open) {
@@ -236,16 +239,72 @@ Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline, const Mea
     // A rank may publish its last step and go: what it published counts.
     if (has_reached(peer, step)) return Status::success();
     if (!status.ok()) return status;
-    if (deadline.expired()) return timed_out(step);
+    const Deadline limit = deadline.counted_from(last_move(peer));
+    if (limit.expired()) return timed_out(step);
     if (interrupted()) return interrupted_status();
     if (meanwhile && meanwhile()) continue;
+    wait_goes_on(step, limit);
     theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = theirs.progress.load(std::memory_order_seq_cst);
     if (!reached(seen, step)) {
-      futex_wait(theirs.progress, seen, deadline.remaining_ns(look_around_ns));
+      futex_wait(theirs.progress, seen, limit.remaining_ns(look_around_ns));
     }
     theirs.sleepers.fetch_sub(1, std::memory_order_seq_cst);
     if (has_reached(peer, step)) return Status::success();
+  }
+}
+
+Deadline::Clock::time_point Team::last_move(int peer) {
+  const auto now = Deadline::Clock::now();
+  // Everybody's moves, not only the awaited one's: whoever it waits for next may have stood still
+  // all the while.
+  for (int rank = 0; rank < size_; ++rank) {
+    Move& known = moves_[static_cast<std::size_t>(rank)];
+    const std::uint32_t progress = progress_of(rank);
+    if (progress != known.progress) known = {progress, now};
+  }
+  return moves_[static_cast<std::size_t>(peer)].seen_at;
+}
+
+void Team::wait_goes_on(std::uint64_t step, Deadline since) {
+  const auto waited = Deadline::Clock::now() - since.start();
+  if (waited >= site_after) publish_site();
+  const auto patience = std::chrono::nanoseconds(late_after_ns.load(std::memory_order_relaxed));
+  if (patience.count() == 0 || waited < patience || told_late_of_ == call_) return;
+  told_late_of_ = call_;
+  auto* const hook = late_hook.load(std::memory_order_relaxed);
+  LongWait wait{name_, rank_, size_, {}, timed_out(step).ranks, 0, slot(rank_).site.load(call_)};
+  // One line is enough: the first of those that wait says it for all.
+  int first = 0;
+  while (first < rank_ && !has_reached(first, step)) ++first;
+  if (hook == nullptr || first != rank_) return;
+  wait.call = report(rank_).last;
+  wait.seconds = std::chrono::duration<double>(waited).count();
+  hook(wait);
+}
+
+void Team::publish_site() {
+  TextCell<256>& mine = slot(rank_).site;
+  if (call_ == 0 || mine.about() == call_) return;
+  const std::string text = present_site();
+  if (!text.empty()) mine.store(call_, text);
+}
+
+void Team::await_sites(const std::vector<int>& ranks, Deadline deadline) const {
+  const auto outstanding = [&](int peer) {
+    return peer != rank_ && slot(peer).site.about() != call_ &&
+           slot(peer).presence.load(std::memory_order_acquire) == Presence::active;
+  };
+  while (std::any_of(ranks.begin(), ranks.end(), outstanding) && !deadline.expired()) {
+    const std::vector<int> dead = liveness_.dead();
+    const auto is_dead = [&](int peer) {
+      return std::find(dead.begin(), dead.end(), peer) != dead.end();
+    };
+    if (std::all_of(ranks.begin(), ranks.end(),
+                    [&](int peer) { return !outstanding(peer) || is_dead(peer); })) {
+      return;
+    }
+    ::usleep(1000);
   }
 }
 
@@ -304,9 +363,7 @@ Status Team::timed_out(std::uint64_t step) const {
   return status;
 }
 
-Announcement Team::announced_by(int peer) const {
-  return slot(peer).announced(sequence_);
-}
+Announcement Team::announced_by(int peer) const { return slot(peer).announced(sequence_); }
 
 RankReport Team::report(int peer) const {
   const Slot& theirs = slot(peer);
@@ -317,6 +374,8 @@ RankReport Team::report(int peer) const {
   const Announcement even = theirs.announced(0);
   const Announcement odd = theirs.announced(1);
   report.last = even.sequence > odd.sequence ? even : odd;
+  report.site_of = theirs.site.about();
+  report.site = theirs.site.load(report.site_of);
   return report;
 }
 

@@ -33,7 +33,26 @@ struct RankReport {
   Presence presence = Presence::absent;
   std::uint32_t progress = 0;
   Announcement last;
+  // The line that asked for call number `site_of`, where known.
+  std::uint64_t site_of = 0;
+  std::string site;
+  std::string standing;  // where its program stands, when it was asked
 };
+
+// A wait that takes long.
+struct LongWait {
+  std::string group;
+  int rank;
+  int ranks;
+  Announcement call;  // the one that waits
+  std::vector<int> missing;
+  double seconds;
+  std::string site;  // the line that asked for the call
+};
+
+// Told once of a wait that has taken `late_after_ns` (0: never); set by the embedding language.
+inline std::atomic<void (*)(const LongWait&)> late_hook{nullptr};
+inline std::atomic<std::int64_t> late_after_ns{0};
 
 class Team {
  public:
@@ -43,6 +62,10 @@ class Team {
 
   // `open`: ranks that can read each other's memory do.
   static void format(std::byte* memory, int ranks, std::size_t staging_bytes, bool open = true);
+
+  // The group's name, for messages.
+  const std::string& name() const { return name_; }
+  void set_name(const std::string& name) { name_ = name; }
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -67,6 +90,9 @@ class Team {
   std::uint64_t progress() const { return progress_; }
   std::uint64_t sequence() const { return sequence_; }
 
+  // Begins a call: from here on, waits and failures are its.
+  void begin() { call_ = sequence_ + 1; }
+  std::uint64_t call() const { return call_; }
   // Announces a call together with its first step.
   void announce(std::uint64_t what, std::uint64_t count, std::uint64_t place = 0);
   // Waits until all ranks have announced theirs, and compares: mismatch lists every rank's.
@@ -77,6 +103,8 @@ class Team {
   void nudge();
 
   void publish(std::uint64_t step);
+  // Waits until a peer has published a step. The deadline counts from the peer's last step: one
+  // that goes on, however slowly, is not late, and it has only so many steps to make.
   Status wait_for(int peer, std::uint64_t step, Deadline deadline,
                   const Meanwhile& meanwhile = nullptr);
   Status wait_for_all(std::uint64_t step, Deadline deadline, const Meanwhile& meanwhile = nullptr);
@@ -87,8 +115,14 @@ class Team {
                    Deadline deadline);
   Status write_to(int peer, std::uint64_t to, const std::byte* from, std::size_t bytes,
                   Deadline deadline);
+  // Lets the others know which line asked for the present call.
+  void publish_site();
+  // Waits until these ranks have, as far as they still can.
+  void await_sites(const std::vector<int>& ranks, Deadline deadline) const;
 
   Announcement announced_by(int peer) const;
+  const Liveness& liveness() const { return liveness_; }
+  Slot* slots() const { return slots_; }
   RankReport report(int peer) const;
 
  private:
@@ -104,7 +138,17 @@ class Team {
   Status timed_out(std::uint64_t step) const;
   Status look_for_neighbours(Deadline deadline);
   Status out_of_reach(int peer, Deadline deadline);
+  // When the peer was last seen to have made a step.
+  Deadline::Clock::time_point last_move(int peer);
+  // Called now and then during a wait that began at `since.start()`.
+  void wait_goes_on(std::uint64_t step, Deadline since);
 
+  struct Move {
+    std::uint32_t progress = 0;
+    Deadline::Clock::time_point seen_at{};
+  };
+
+  std::string name_;
   Header* header_ = nullptr;
   Slot* slots_ = nullptr;
   std::byte* staging_ = nullptr;
@@ -113,6 +157,9 @@ class Team {
   std::uint64_t progress_ = 0;
   std::uint64_t reached_by_all_ = 0;  // the newest step that a wait_for_all has seen
   std::uint64_t sequence_ = 0;
+  std::uint64_t call_ = 0;          // the one that has begun; announced or not
+  std::uint64_t told_late_of_ = 0;  // the call whose long wait was told
+  std::vector<Move> moves_;         // kept only while this rank waits
   std::atomic<bool> cancelled_{false};
   std::uint32_t core_ = 0;  // as announced last
   Patience patience_;

@@ -51,6 +51,16 @@ TEST(all_gather_is_right_at_every_size_and_world) {
   });
 }
 
+TEST(uneven_all_gather_is_right_at_every_size_and_world) {
+  everywhere([](Session& session, std::size_t count) {
+    auto counts = evenly(session, count);
+    for (std::size_t rank = 0; rank < counts.size(); ++rank) counts[rank] += 7 * rank;
+    check_all_gather_uneven(session, counts, false);
+    counts[0] = 0;
+    check_all_gather_uneven(session, counts, true);
+  });
+}
+
 TEST(reduce_scatter_is_right_at_every_size_and_world) {
   everywhere([](Session& session, std::size_t count) {
     check_reduce_scatter(session, evenly(session, count), false);
@@ -97,6 +107,17 @@ TEST(different_counts_and_roots_are_a_mismatch_and_nothing_is_applied) {
     const Status status =
         session.reduce(bytes(data), odd ? 11 : 10, Dtype::f32, Reduce::sum, 0, soon());
     CHECK(data == untouched);
+    return status;
+  });
+  expect_mismatch([](Session& session, bool odd) {
+    Floats output = untouched;
+    const std::vector<std::byte*> outputs(3, bytes(output));
+    const Floats input = filled(0, 10);
+    std::vector<std::size_t> counts = {1, 2, 3};
+    if (odd) std::swap(counts[0], counts[2]);
+    const Status status =
+        session.all_gather_uneven(bytes(input), {outputs, counts}, Dtype::f32, soon());
+    CHECK(output == untouched);
     return status;
   });
   expect_mismatch([](Session& session, bool odd) {

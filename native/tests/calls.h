@@ -102,6 +102,22 @@ inline void check_all_gather(Session& session, std::size_t count, bool in_place)
   }
 }
 
+// counts[rank] elements from each rank.
+inline void check_all_gather_uneven(Session& session, const std::vector<std::size_t>& counts,
+                                    bool in_place) {
+  const auto own = static_cast<std::size_t>(session.rank());
+  const Floats input = filled(session.rank(), counts[own]);
+  List outputs = List::empty(counts);
+  if (in_place) outputs.tensors[own] = input;
+  const auto addresses = outputs.outputs();
+  CHECK_OK(session.all_gather_uneven(in_place ? addresses[own] : bytes(input), {addresses, counts},
+                                     Dtype::f32, soon()));
+  for (int rank = 0; rank < session.size(); ++rank) {
+    const auto piece = static_cast<std::size_t>(rank);
+    CHECK(outputs.tensors[piece] == filled(rank, counts[piece]));
+  }
+}
+
 inline void check_gather(Session& session, std::size_t count, int root) {
   const Floats input = filled(session.rank(), count);
   List outputs;
@@ -163,7 +179,7 @@ inline void check_random_call(Session& session, std::mt19937& random, std::size_
   const std::size_t count = size();
   const int root = static_cast<int>(random() % ranks);
   const bool flag = random() % 2 == 0;
-  switch (random() % 10) {
+  switch (random() % 11) {
     case 0: CHECK_OK(session.barrier(soon())); break;
     case 1: check_broadcast(session, count, root); break;
     case 2: check_all_reduce(session, count); break;
@@ -173,6 +189,7 @@ inline void check_random_call(Session& session, std::mt19937& random, std::size_
     case 6: check_scatter(session, count, root); break;
     case 7: check_reduce_scatter(session, evenly(session, count), flag); break;
     case 8: check_reduce_scatter(session, some(ranks), flag); break;
+    case 9: check_all_gather_uneven(session, some(ranks), flag); break;
     default: check_all_to_all(session, some(ranks * ranks));
   }
 }

@@ -16,8 +16,17 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "backends.work": ("Work",),
-    "base.dtypes": ("ReduceOp",),
+    "base.dtypes": ("ReduceOp", "reduce_op"),
+    "device_mesh.mesh": ("DeviceMesh", "init_device_mesh"),
     "errors": tuple(errors.__all__),
+    "group.coalescing": (
+        "_broadcast_coalesced",
+        "_coalescing_manager",
+        "all_gather_coalesced",
+        "all_reduce_coalesced",
+        "coalescing_manager",
+        "reduce_scatter_coalesced",
+    ),
     "group.collectives": (
         "all_gather",
         "all_gather_into_tensor",
@@ -35,6 +44,8 @@ _HOMES = {
         "scatter",
     ),
     "group.group": ("ProcessGroup",),
+    "group.profiling": ("record_comm",),
+    "group.reductions": ("supports_complex",),
     "group.objects": (
         "all_gather_object",
         "broadcast_object_list",
@@ -44,10 +55,15 @@ _HOMES = {
     "group.shared": ("shared_empty", "shared_like", "shared_zeros"),
     "launch.spawn": ("spawn",),
     "rendezvous.meeting": ("register_rendezvous_handler", "rendezvous"),
-    "session.lifecycle": ("destroy_process_group", "init_process_group"),
+    "session.lifecycle": ("default_pg_timeout", "destroy_process_group", "init_process_group"),
     "session.queries": (
+        "BackendConfig",
         "GroupMember",
+        "_get_default_group",
+        "_get_default_store",
         "get_backend",
+        "get_backend_config",
+        "get_default_backend_for_device",
         "get_global_rank",
         "get_group_rank",
         "get_node_local_rank",
@@ -79,12 +95,17 @@ _HOMES = {
 }
 """Where each public name lives, by module of this package."""
 
+_PACKAGES = ("device_mesh", "group", "nn")
+"""Packages that are reached as attributes of this one."""
+
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_HOME_OF)]
+__all__ = ["__version__", *sorted([*_HOME_OF, *_PACKAGES])]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"gradsync.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'gradsync' has no attribute {name!r}")

@@ -1,7 +1,13 @@
 """The public names, for type checkers; ``__init__.py`` loads them on first use."""
 
+from gradsync import device_mesh as device_mesh
+from gradsync import group as group
+from gradsync import nn as nn
 from gradsync.backends.work import Work as Work
 from gradsync.base.dtypes import ReduceOp as ReduceOp
+from gradsync.base.dtypes import reduce_op as reduce_op
+from gradsync.device_mesh.mesh import DeviceMesh as DeviceMesh
+from gradsync.device_mesh.mesh import init_device_mesh as init_device_mesh
 from gradsync.errors import AbortedError as AbortedError
 from gradsync.errors import BackendUnavailable as BackendUnavailable
 from gradsync.errors import CollectiveTimeout as CollectiveTimeout
@@ -18,6 +24,12 @@ from gradsync.errors import RendezvousError as RendezvousError
 from gradsync.errors import StoreConnectionError as StoreConnectionError
 from gradsync.errors import StoreTimeout as StoreTimeout
 from gradsync.errors import UsageError as UsageError
+from gradsync.group.coalescing import _broadcast_coalesced as _broadcast_coalesced
+from gradsync.group.coalescing import _coalescing_manager as _coalescing_manager
+from gradsync.group.coalescing import all_gather_coalesced as all_gather_coalesced
+from gradsync.group.coalescing import all_reduce_coalesced as all_reduce_coalesced
+from gradsync.group.coalescing import coalescing_manager as coalescing_manager
+from gradsync.group.coalescing import reduce_scatter_coalesced as reduce_scatter_coalesced
 from gradsync.group.collectives import all_gather as all_gather
 from gradsync.group.collectives import all_gather_into_tensor as all_gather_into_tensor
 from gradsync.group.collectives import all_gather_single as all_gather_single
@@ -37,16 +49,26 @@ from gradsync.group.objects import all_gather_object as all_gather_object
 from gradsync.group.objects import broadcast_object_list as broadcast_object_list
 from gradsync.group.objects import gather_object as gather_object
 from gradsync.group.objects import scatter_object_list as scatter_object_list
+from gradsync.group.profiling import record_comm as record_comm
+from gradsync.group.reductions import supports_complex as supports_complex
 from gradsync.group.shared import shared_empty as shared_empty
 from gradsync.group.shared import shared_like as shared_like
 from gradsync.group.shared import shared_zeros as shared_zeros
 from gradsync.launch.spawn import spawn as spawn
 from gradsync.rendezvous.meeting import register_rendezvous_handler as register_rendezvous_handler
 from gradsync.rendezvous.meeting import rendezvous as rendezvous
+from gradsync.session.lifecycle import default_pg_timeout as default_pg_timeout
 from gradsync.session.lifecycle import destroy_process_group as destroy_process_group
 from gradsync.session.lifecycle import init_process_group as init_process_group
+from gradsync.session.queries import BackendConfig as BackendConfig
 from gradsync.session.queries import GroupMember as GroupMember
+from gradsync.session.queries import _get_default_group as _get_default_group
+from gradsync.session.queries import _get_default_store as _get_default_store
 from gradsync.session.queries import get_backend as get_backend
+from gradsync.session.queries import get_backend_config as get_backend_config
+from gradsync.session.queries import (
+    get_default_backend_for_device as get_default_backend_for_device,
+)
 from gradsync.session.queries import get_global_rank as get_global_rank
 from gradsync.session.queries import get_group_rank as get_group_rank
 from gradsync.session.queries import get_node_local_rank as get_node_local_rank

@@ -6,13 +6,14 @@ No other module reads ``os.environ`` (the launcher writes it for its children). 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradsync.errors import UsageError
 
-__all__ = ["VARIABLES", "Variable", "environment", "read", "reject_unknown"]
+__all__ = ["VARIABLES", "Variable", "environment", "read", "read_seconds", "reject_unknown"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,12 @@ VARIABLES = (
         "Address of the job's store as the launcher set it (`unix:NAME`); it comes before "
         "MASTER_ADDR and MASTER_PORT.",
     ),
+    Variable(
+        "GRADSYNC_LATE_AFTER",
+        "10",
+        "Seconds after which a call that still waits for a rank says so, in one line on the logger "
+        "`gradsync` (stderr unless logging is set up); 0 for never.",
+    ),
 )
 
 
@@ -55,6 +62,22 @@ def read(name: str) -> str:
         if variable.name == name:
             return os.environ.get(name, variable.default)
     raise KeyError(name)
+
+
+def read_seconds(name: str) -> float:
+    """Return one of gradsync's own variables as a number of seconds.
+
+    >>> read_seconds("GRADSYNC_LATE_AFTER")
+    10.0
+    """
+    text = read(name)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{name} must be a number of seconds, got {text!r}")
+    return value
 
 
 def reject_unknown(env: Mapping[str, str]) -> None:

@@ -46,7 +46,7 @@ def test_type_checkers_see_the_same_names():
     typed = {
         alias.asname or alias.name
         for node in ast.walk(ast.parse(STUB.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gradsync.")
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gradsync")
         for alias in node.names
     }
     assert typed == set(gradsync.__all__) - {"__version__"}

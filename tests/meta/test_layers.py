@@ -19,16 +19,19 @@ MAY_IMPORT = {
     "rendezvous": BASE | {"stores"},
     "backends": BASE | {"stores", "_native"},
     "group": BASE | {"backends", "stores"},
+    "nn": BASE | {"group"},
     "session": BASE | {"stores", "rendezvous", "backends", "group"},
+    "device_mesh": BASE | {"group", "session"},
     "launch": BASE | {"stores", "rendezvous", "_native"},
     "cli": BASE | {"launch"},
     "__main__": {"cli"},
     "testing": BASE | {"stores", "rendezvous", "backends", "group", "session", "launch", "_native"},
     # The package's front door names everything and imports it on first use.
-    "__init__": BASE | {"stores", "rendezvous", "backends", "group", "session", "launch"},
+    "__init__": BASE
+    | {"stores", "rendezvous", "backends", "group", "nn", "session", "device_mesh", "launch"},
 }
 
-MAY_IMPORT_TORCH = {"group", "session", "testing"}
+MAY_IMPORT_TORCH = {"device_mesh", "group", "nn", "session", "testing"}
 # Adapters to torch's own stores import it when they are called.
 TORCH_INSIDE_FUNCTIONS = {"stores/torch_store.py", "rendezvous/resolve.py"}
 

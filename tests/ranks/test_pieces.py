@@ -139,3 +139,21 @@ def test_leaves_and_scalars(rank, world_size, group):
     scalar = torch.tensor(0.0)
     group.reduce_scatter_single(scalar, torch.arange(2.0))
     assert scalar.item() == 2.0 * rank
+
+
+@pytest.mark.ranks(3)
+def test_uneven_all_gather_that_differs_is_a_mismatch_that_shows_the_sizes(rank, group):
+    counts = [1, 2, 3] if rank != 1 else [3, 2, 1]
+    outputs = [torch.full((count,), -1.0) for count in counts]
+    with pytest.raises(dist.MismatchError, match="rank 0: 1 2 3; rank 1: 3 2 1;") as caught:
+        group.all_gather(outputs, torch.ones(counts[rank]))
+    assert "all_gather(float32[6 in uneven pieces])" in str(caught.value)
+    assert all((output == -1).all() for output in outputs)
+
+
+@pytest.mark.ranks(2)
+def test_even_and_uneven_all_gather_do_not_mix(rank, group):
+    outputs = [torch.full((2 + rank * r,), -1.0) for r in range(2)]
+    with pytest.raises(dist.MismatchError, match="in uneven pieces"):
+        group.all_gather(outputs, torch.ones(2 + rank))
+    assert all((output == -1).all() for output in outputs)

@@ -23,8 +23,12 @@ class Bootstrap:
     evidence: Sequence[HostEvidence]
     """Where each rank runs, in rank order."""
     timeout_s: float
+    group: str = ""
+    """The group's name, for messages."""
     world: Backend | None = None
     """The world's backend when this is for a sub-group, which may share what that has."""
+    places: tuple[int, ...] = ()
+    """The ranks in that world, in the order of ranks in the group."""
 
 
 class Backend(Protocol):

@@ -64,7 +64,7 @@ OPS = (
 )
 
 _UNEVEN = 1 << 24
-"""A reduce_scatter of pieces that differ in size; the count is their sum."""
+"""An all_gather or a reduce_scatter of pieces that differ in size; the count is their sum."""
 
 _BY_NUMBER = {op.number: op for op in OPS}
 

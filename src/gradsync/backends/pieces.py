@@ -44,8 +44,11 @@ def _reduce(session: _native.Session, call: Call) -> _native.Pending | None:
 
 def _all_gather(session: _native.Session, call: Call) -> _native.Pending | None:
     address, count, dtype, _ = call.buffer
-    return session.all_gather(
-        address, count, dtype, _addresses(call.outputs), call.timeout_s, call.asynchronous
+    into, counts = _addresses(call.outputs), _counts(call.outputs)
+    if counts.count(count) == len(counts):
+        return session.all_gather(address, count, dtype, into, call.timeout_s, call.asynchronous)
+    return session.all_gather_uneven(
+        address, into, counts, dtype, call.timeout_s, call.asynchronous
     )
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import json
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from gradsync import _native
@@ -28,6 +29,7 @@ from gradsync.backends.translate import (
     no_memory_error,
     rank_states,
 )
+from gradsync.backends.waits import Answering, watch_waits
 from gradsync.backends.work import DoneWork, Work
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import HostEvidence, is_dead, islands
@@ -68,6 +70,7 @@ class ShmBackend:
     def __init__(self, session: _native.Session) -> None:
         self._session = session
         self._broken: DistBackendError | None = None
+        self._stop_answering: Callable[[], object] = lambda: None
         self._has_left = False
         # What asynchronous calls work on must live as long as they do, whoever drops their handles.
         self._in_flight: deque[tuple[_native.Pending, Call]] = deque()
@@ -80,7 +83,19 @@ class ShmBackend:
     @classmethod
     def open(cls, bootstrap: Bootstrap) -> ShmBackend:
         """Meet the other ranks in shared memory; all of them must be on this host."""
-        return cls(share_memory(bootstrap))
+        watch_waits()
+        session = share_memory(bootstrap)
+        session.name = bootstrap.group
+        backend = cls(session)
+        if isinstance(bootstrap.world, ShmBackend):
+            session.ask_through(bootstrap.world._session, list(bootstrap.places))
+        else:
+            backend._answer_peers()
+        return backend
+
+    def _answer_peers(self) -> None:
+        # Also when the backend is dropped, and at the end of the process.
+        self._stop_answering = weakref.finalize(self, Answering(self._session).stop)
 
     def submit(self, call: Call) -> Work:
         """Carry out a call, or hand it in, and return its handle."""
@@ -126,7 +141,7 @@ class ShmBackend:
 
     def _failure(self, error: _native.StatusError, call: Call) -> DistError:
         """Return the exception for a failure of the core, and remember that the group is broken."""
-        failure = call_error(error, self._session, call)
+        failure = call_error(error, self._session, call, self._standing_of)
         if isinstance(failure, DistBackendError) and self._broken is None:
             # A copy that is never raised: a traceback would keep this group's memory alive.
             self._broken = broken_error(failure)
@@ -164,6 +179,11 @@ class ShmBackend:
         """Leave, after a moment for calls in flight; their handles get an error after that."""
         self._session.close(0 if self._has_left else _MOMENT_S)
         self._in_flight.clear()
+        self._stop_answering()
+
+    def _standing_of(self, rank: int) -> str:
+        """Return where a rank stands that the core cannot ask."""
+        return ""
 
     def states(self) -> list[RankState]:
         """Return what every rank is doing."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gradsync import _native
 from gradsync.backends.call import Call
 from gradsync.backends.ops import describe
+from gradsync.backends.waits import names, short_path
 from gradsync.base.dtypes import DTYPE_NAMES
 from gradsync.errors import (
     AbortedError,
@@ -15,6 +17,7 @@ from gradsync.errors import (
     CollectiveTimeout,
     DistBackendError,
     DistError,
+    InternalError,
     MismatchError,
     PeerLostError,
     RendezvousError,
@@ -39,21 +42,38 @@ class RankState(NamedTuple):
     presence: str
     sequence: int
     doing: str
+    site: str = ""
+    """The line of the user's program that asked for that call, where known."""
+    standing: str = ""
+    """Where its program stood when it was asked, a line for each frame."""
 
 
 _PRESENCE = ("not there yet", "active", "left", "failed")
 
+_Row = tuple[int, int, int, int, int, int, int, str, str]
 
-def rank_states(session: _native.Session) -> list[RankState]:
-    """Return what every rank of a session last announced."""
+
+def _states(rows: list[_Row]) -> list[RankState]:
     return [
-        RankState(rank, pid, _PRESENCE[presence], sequence, describe(what, count))
-        for rank, (pid, presence, sequence, what, count, _) in enumerate(session.report())
+        RankState(
+            rank,
+            pid,
+            _PRESENCE[presence],
+            sequence,
+            describe(what, count),
+            # One of an older call would mislead.
+            short_path(site) if site_of >= sequence else "",
+            standing,
+        )
+        for rank, (pid, presence, sequence, what, count, _, site_of, site, standing) in enumerate(
+            rows
+        )
     ]
 
 
-def _ranks(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+def rank_states(session: _native.Session) -> list[RankState]:
+    """Return what every rank of a session last announced."""
+    return _states(session.report())
 
 
 def _patience(detail: str, timeout_s: float) -> str:
@@ -83,54 +103,88 @@ def broken_error(first: DistBackendError) -> DistBackendError:
     )
 
 
-def call_error(error: _native.StatusError, session: _native.Session, call: Call) -> DistError:
-    """Return the exception for a call that failed, with every rank's state in its message."""
+def call_error(
+    error: _native.StatusError,
+    session: _native.Session,
+    call: Call,
+    standing_of: Callable[[int], str] = lambda rank: "",
+) -> DistError:
+    """Return the exception for a call that failed, with every rank's state in its message.
+
+    ``standing_of`` tells where a rank stands that the core could not ask.
+    """
     code, detail, ranks = error.args
     op, timeout_s = call.op, call.timeout_s
     if code == "invalid":
         return UsageError(f"{op.name}: {detail}{_about(call)}")
-    states = rank_states(session)
+    states = _states(session.findings())
     here = f"{op.name} #{session.sequence} on rank {session.rank} of {session.size}"
-    table = "\n".join(f"  rank {s.rank} (pid {s.pid}): #{s.sequence} {s.doing}" for s in states)
     kind: type[DistBackendError] = DistBackendError
     message = f"{here}: {detail}"
-    if code == "timeout" and not ranks:
-        kind = CollectiveTimeout  # not for a peer, but for a thread of our own
-    elif code == "timeout":
+    if code == "timeout":
         kind = CollectiveTimeout
-        missing = "; ".join(
-            f"rank {r} (pid {states[r].pid}, {_last_call(states[r])})" for r in ranks
-        )
-        arrived = [r for r in range(session.size) if r not in ranks]
-        message = (
-            f"{here} {_patience(detail, timeout_s)}. Arrived: {_ranks(arrived)}. Missing: "
-            f"{missing}. A missing rank is slow, stuck, or took another branch; give a longer "
-            f"timeout if it is only slow."
-        )
+        if ranks:  # else it waited for a thread of its own
+            message = _timeout(f"{here} {_patience(detail, timeout_s)}", states, ranks, standing_of)
     elif code == "peer_lost":
         kind = PeerLostError
         message = (
-            f"{here}: {_ranks(ranks)} on {socket.gethostname()} is gone ({detail}; "
+            f"{here}: {names(ranks)} on {socket.gethostname()} is gone ({detail}; "
             f"{_last_call(states[ranks[0]])}). Look at that rank's own output for the cause; "
-            f"this group cannot be used any more."
+            f"this group cannot be used any more.{_sites(states)}"
         )
     elif code == "mismatch":
         kind = MismatchError
         message = (
-            f"{here}: {detail}, so nothing was done:\n{table}\n"
+            f"{here}: {detail}, so nothing was done:\n{_table(states)}\n"
             f"Every rank must make the same calls in the same order, with the same dtype and size."
         )
     elif code == "aborted":
         kind = AbortedError
-        message = f"{here}: {_ranks(ranks)} aborted the group: {detail}"
+        message = f"{here}: {names(ranks)} aborted the group: {detail}"
+    elif code not in ("system", "connection", "no_space", "interrupted"):
+        return InternalError(f"{here}: the native core failed in an unknown way ({code}): {detail}")
     return kind(
         message,
+        group=session.name,
         op=op.name,
         seq=session.sequence,
         rank=session.rank,
         ranks=ranks,
         timeout_s=timeout_s,
     )
+
+
+def _table(states: list[RankState]) -> str:
+    return "\n".join(
+        f"  rank {s.rank} (pid {s.pid}): #{s.sequence} {s.doing}"
+        + (f" at {s.site}" if s.site else "")
+        for s in states
+    )
+
+
+def _sites(states: list[RankState]) -> str:
+    """Say which lines asked for the calls, as far as they are known."""
+    return "".join(
+        f"\n  rank {s.rank}: #{s.sequence} {s.doing} at {s.site}" for s in states if s.site
+    )
+
+
+def _timeout(
+    begin: str, states: list[RankState], missing: list[int], standing_of: Callable[[int], str]
+) -> str:
+    arrived = [state for state in states if state.rank not in missing]
+    late = "; ".join(f"rank {r} (pid {states[r].pid}, {_last_call(states[r])})" for r in missing)
+    lines = [
+        f"{begin}. Arrived: {names([s.rank for s in arrived])}. Missing: {late}. A missing rank "
+        f"is slow, stuck, or took another branch; give a longer timeout if it is only slow."
+    ]
+    lines += [f"  rank {s.rank} waits at {s.site}" for s in arrived if s.site]
+    for rank in missing:
+        standing = states[rank].standing or standing_of(rank)
+        if standing:
+            stack = standing.replace("\n", "\n    ")
+            lines.append(f"  rank {rank} stands at\n    {stack}")
+    return "\n".join(lines)
 
 
 def no_memory_error(error: _native.StatusError) -> DistError:
@@ -147,6 +201,6 @@ def forming_error(error: _native.StatusError) -> DistError:
     if code == "no_space":
         return no_memory_error(error)
     if code == "peer_lost":
-        return PeerLostError(f"{_ranks(ranks)}: {detail}", ranks=ranks)
-    about = f" ({_ranks(ranks)})" if ranks else ""
+        return PeerLostError(f"{names(ranks)}: {detail}", ranks=ranks)
+    about = f" ({names(ranks)})" if ranks else ""
     return RendezvousError(f"the group's shared memory could not be set up: {detail}{about}")

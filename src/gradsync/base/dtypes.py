@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any, NamedTuple
 
-__all__ = ["DTYPE_NAMES", "DTYPE_NUMBERS", "ReduceOp"]
+from gradsync.errors import UsageError
+
+__all__ = ["DTYPE_NAMES", "DTYPE_NUMBERS", "PremulSum", "ReduceOp", "reduce_op"]
 
 DTYPE_NAMES = (
     "float64",
@@ -32,11 +35,20 @@ DTYPE_NAMES = (
 DTYPE_NUMBERS = {name: number for number, name in enumerate(DTYPE_NAMES)}
 
 
+class PremulSum(NamedTuple):
+    """A sum of what each rank has multiplied by its own factor: ``ReduceOp.PREMUL_SUM(factor)``."""
+
+    factor: Any
+    """A number, or a tensor with one element."""
+
+
 class ReduceOp(IntEnum):
     """How the ranks' values are combined.
 
     >>> ReduceOp.SUM
     <ReduceOp.SUM: 0>
+    >>> ReduceOp.PREMUL_SUM(0.5)
+    PremulSum(factor=0.5)
     """
 
     SUM = 0
@@ -47,3 +59,14 @@ class ReduceOp(IntEnum):
     BAND = 5
     BOR = 6
     BXOR = 7
+    PREMUL_SUM = 8
+
+    def __call__(self, factor: Any) -> PremulSum:
+        """Return a sum in which this rank's tensor counts ``factor`` times; of PREMUL_SUM only."""
+        if self is not ReduceOp.PREMUL_SUM:
+            raise UsageError(f"only PREMUL_SUM takes a factor, {self.name} was given {factor!r}")
+        return PremulSum(factor)
+
+
+reduce_op = ReduceOp
+"""An old name of torch's."""

@@ -14,6 +14,7 @@ __all__ = [
     "check_dtypes",
     "check_list",
     "check_shapes",
+    "check_writable",
     "copy_back",
     "output_view",
     "parts",
@@ -54,7 +55,14 @@ def copy_back(tensor: torch.Tensor, buffer: Buffer) -> None:
 def output_view(tensor: torch.Tensor, op_name: str) -> Buffer:
     """Like ``view``, for a tensor that is only written to: each element must have its own place."""
     buffer = view(tensor, op_name)
-    if buffer.owner is not tensor and any(
+    if buffer.owner is not tensor:
+        check_writable(tensor, op_name)
+    return buffer
+
+
+def check_writable(tensor: torch.Tensor, op_name: str) -> None:
+    """Raise when elements of ``tensor`` share memory, which has then no room for a result."""
+    if any(
         stride == 0 and length > 1
         for stride, length in zip(tensor.stride(), tensor.shape, strict=True)
     ):
@@ -62,7 +70,6 @@ def output_view(tensor: torch.Tensor, op_name: str) -> Buffer:
             f"{op_name} cannot write to an expanded tensor (shape {tuple(tensor.shape)}, strides "
             f"{tensor.stride()}), whose elements share memory; use .clone() of it"
         )
-    return buffer
 
 
 def parts(buffer: Buffer, counts: Sequence[int], element_bytes: int) -> tuple[Buffer, ...]:

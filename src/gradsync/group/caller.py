@@ -51,7 +51,7 @@ class Caller:
                 f"{self._size} ranks"
             )
 
-    def _check_stacked(
+    def check_stacked(
         self, op_name: str, whole: torch.Tensor, part: torch.Tensor, names: tuple[str, str]
     ) -> None:
         """Raise unless ``whole`` is the ranks' parts one after the other along dimension 0.

@@ -15,6 +15,7 @@ from gradsync.backends.work import Work
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
+from gradsync.group.reductions import Reduction
 from gradsync.group.world import is_non_member, resolve
 
 __all__ = [
@@ -73,7 +74,7 @@ def root_in_group(
 
 def all_reduce(
     tensor: torch.Tensor,
-    op: ReduceOp = ReduceOp.SUM,
+    op: Reduction = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -90,6 +91,8 @@ def all_reduce(
     where = member_group("all_reduce", group)
     if where is None:
         return None
+    if where.capture is not None and where.capture.is_mine():
+        return where.capture.add("all_reduce", (tensor,), op, async_op)
     if async_op:
         return where.all_reduce_async(tensor, op)
     where.all_reduce(tensor, op)
@@ -117,7 +120,7 @@ def broadcast(
 def reduce(
     tensor: torch.Tensor,
     dst: int | None = None,
-    op: ReduceOp = ReduceOp.SUM,
+    op: Reduction = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
@@ -150,18 +153,20 @@ def all_gather(
 
 
 def all_gather_single(
-    output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002  (torch's name)
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Fill ``output`` with the ranks' ``input`` one after the other along dimension 0."""
+    """Fill the output with the ranks' inputs one after the other along dimension 0."""
     where = member_group("all_gather_single", group)
     if where is None:
         return None
+    if where.capture is not None and where.capture.is_mine():
+        return where.capture.add("all_gather_single", (output_tensor, input_tensor), None, async_op)
     if async_op:
-        return where.all_gather_single_async(output, input)
-    where.all_gather_single(output, input)
+        return where.all_gather_single_async(output_tensor, input_tensor)
+    where.all_gather_single(output_tensor, input_tensor)
     return None
 
 
@@ -206,7 +211,7 @@ def scatter(
 def reduce_scatter(
     output: torch.Tensor,
     input_list: list[torch.Tensor],
-    op: ReduceOp = ReduceOp.SUM,
+    op: Reduction = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -223,7 +228,7 @@ def reduce_scatter(
 def reduce_scatter_single(
     output: torch.Tensor,
     input: torch.Tensor,  # noqa: A002  (torch's name)
-    op: ReduceOp = ReduceOp.SUM,
+    op: Reduction = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -231,6 +236,8 @@ def reduce_scatter_single(
     where = member_group("reduce_scatter_single", group)
     if where is None:
         return None
+    if where.capture is not None and where.capture.is_mine():
+        return where.capture.add("reduce_scatter_single", (output, input), op, async_op)
     if async_op:
         return where.reduce_scatter_single_async(output, input, op)
     where.reduce_scatter_single(output, input, op)
@@ -280,6 +287,8 @@ def barrier(
     timeout: timedelta | None = None,
 ) -> Work | None:
     """Wait until every rank of the group has come here; ``device_ids`` is of no use on CPUs."""
+    if device_ids is not None and not isinstance(device_ids, list):
+        raise TypeError(f"barrier: device_ids is a list of numbers, got {device_ids!r}")
     where = member_group("barrier", group)
     if where is None:
         return None

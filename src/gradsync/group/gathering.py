@@ -35,9 +35,10 @@ class Gathering(Caller):
         tensor: torch.Tensor,
         timeout: Timeout | None = None,
     ) -> None:
-        """Fill ``outputs[r]`` with the tensor of rank ``r``; all have the same shape.
+        """Fill ``outputs[r]`` with the tensor of rank ``r``.
 
-        ``tensor`` may be this rank's own entry of ``outputs``.
+        The ranks' tensors may differ in shape; ``outputs[r]`` has that of rank ``r``. ``tensor``
+        may be this rank's own entry of ``outputs``.
         """
         if timeout is None and self._lane.all_gather(outputs, tensor):
             return
@@ -59,7 +60,15 @@ class Gathering(Caller):
         timeout: Timeout | None,
     ) -> Prepared:
         buffer = view(tensor, "all_gather")
-        into = self._output_list("all_gather", outputs, tensor)
+        check_list(outputs, self._size, "all_gather", "outputs")
+        check_dtypes(outputs, tensor.dtype, "all_gather")
+        own = outputs[self._rank]
+        if own.shape != tensor.shape:
+            raise UsageError(
+                f"all_gather: the output of rank {self._rank}, this one, has the shape "
+                f"{tuple(own.shape)}, its tensor {tuple(tensor.shape)}"
+            )
+        into = tuple([output_view(output, "all_gather") for output in outputs])
         call = Call(ALL_GATHER, buffer, self._limit(timeout), outputs=into)
         return Prepared(call, list(outputs), tuple(zip(outputs, into, strict=True)))
 
@@ -83,7 +92,7 @@ class Gathering(Caller):
     def _all_gather_single(
         self, output: torch.Tensor, tensor: torch.Tensor, timeout: Timeout | None
     ) -> Prepared:
-        self._check_stacked("all_gather_single", output, tensor, ("the output", "the input"))
+        self.check_stacked("all_gather_single", output, tensor, ("the output", "the input"))
         buffer = view(tensor, "all_gather_single")
         whole = output_view(output, "all_gather_single")
         into = parts(whole, [buffer.numel] * self._size, tensor.element_size())
@@ -127,7 +136,10 @@ class Gathering(Caller):
         into: tuple[Buffer, ...] = ()
         if self._belongs_to_root("gather", "outputs", outputs, root):
             assert outputs is not None
-            into = self._output_list("gather", outputs, tensor)
+            check_list(outputs, self._size, "gather", "outputs")
+            check_dtypes(outputs, tensor.dtype, "gather")
+            check_shapes(outputs, tensor.shape, "gather")
+            into = tuple([output_view(output, "gather") for output in outputs])
         limit = self._limit(timeout)
         call = Call(GATHER, buffer, limit, ReduceOp.SUM, root, outputs=into)
         filled = list(outputs or ())
@@ -177,14 +189,6 @@ class Gathering(Caller):
         limit = self._limit(timeout)
         call = Call(SCATTER, buffer, limit, ReduceOp.SUM, root, inputs=given)
         return Prepared(call, [tensor], ((tensor, buffer),))
-
-    def _output_list(
-        self, op_name: str, outputs: Sequence[torch.Tensor], tensor: torch.Tensor
-    ) -> tuple[Buffer, ...]:
-        check_list(outputs, self._size, op_name, "outputs")
-        check_dtypes(outputs, tensor.dtype, op_name)
-        check_shapes(outputs, tensor.shape, op_name)
-        return tuple([output_view(output, op_name) for output in outputs])
 
     def _belongs_to_root(self, op_name: str, what: str, given: object, root: int) -> bool:
         """Return whether this rank is the root; raise when it gave a list and is not, or not."""

@@ -13,19 +13,22 @@ from gradsync.backends.backend import Backend
 from gradsync.backends.call import NO_BUFFER, Call
 from gradsync.backends.lane import CLOSED_LANE, open_lane
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
-from gradsync.backends.work import Work
+from gradsync.backends.work import DoneWork, Work
 from gradsync.base.deadline import Timeout, seconds
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.board import BucketBoard
-from gradsync.group.buffers import copy_back, output_view
+from gradsync.group.buffers import copy_back, output_view, view
+from gradsync.group.capture import Capture
 from gradsync.group.exchanging import Exchanging
 from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
 from gradsync.group.members import Members
 from gradsync.group.reducing import Reducing
+from gradsync.group.reductions import Reduction, find_reduction, scaled
 from gradsync.group.sharing import Sharing
-from gradsync.group.work import Prepared
+from gradsync.group.sparse import all_reduce_sparse, is_sparse
+from gradsync.group.work import GroupWork, Prepared
 
 __all__ = ["ProcessGroup"]
 
@@ -57,6 +60,8 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         self.hooks = Hooks()
         observers = (self.hooks.before, self.hooks.after)
         self._lane = open_lane(backend, timeout_s, observers, torch.Tensor)
+        self.capture: Capture | None = None
+        """Where an open ``coalescing_manager`` puts the calls that it puts off."""
         self.children: list[ProcessGroup] = []
         """Sub-groups, when this is a world."""
         self.made: Counter[tuple[int, ...]] = Counter()
@@ -117,14 +122,19 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
     def all_reduce(
         self,
         tensor: torch.Tensor,
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors element by element; every rank gets the result in place."""
         if timeout is None and self._lane.all_reduce(tensor, op):
             return
+        if is_sparse(tensor):
+            all_reduce_sparse(self, tensor, op, timeout)
+            return
         buffer = output_view(tensor, "all_reduce")
-        kind = op if op.__class__ is ReduceOp else ReduceOp(op)
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            buffer = view(scaled(tensor, factor, "all_reduce"), "all_reduce")
         self.submit(Call(ALL_REDUCE, buffer, self._limit(timeout), kind))
         copy_back(tensor, buffer)
 
@@ -144,12 +154,18 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
     def all_reduce_async(
         self,
         tensor: torch.Tensor,
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> Work:
-        """Start ``all_reduce`` and return its handle."""
+        """Start ``all_reduce`` and return its handle; sparse tensors are reduced before."""
+        if is_sparse(tensor):
+            all_reduce_sparse(self, tensor, op, timeout)
+            return GroupWork(DoneWork([]), [tensor], ())
         buffer = output_view(tensor, "all_reduce")
-        call = Call(ALL_REDUCE, buffer, self._limit(timeout), ReduceOp(op))
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            buffer = view(scaled(tensor, factor, "all_reduce"), "all_reduce")
+        call = Call(ALL_REDUCE, buffer, self._limit(timeout), kind)
         return self._start(Prepared(call, [tensor], ((tensor, buffer),)))
 
     def bucket_board(

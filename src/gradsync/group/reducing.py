@@ -20,6 +20,7 @@ from gradsync.group.buffers import (
     view,
 )
 from gradsync.group.caller import Caller
+from gradsync.group.reductions import Reduction, find_reduction, scaled
 from gradsync.group.work import Prepared
 
 __all__ = ["Reducing"]
@@ -32,7 +33,7 @@ class Reducing(Caller):
         self,
         tensor: torch.Tensor,
         root: int,
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors; rank ``root`` gets the result, others keep theirs."""
@@ -44,7 +45,7 @@ class Reducing(Caller):
         self,
         tensor: torch.Tensor,
         root: int,
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> Work:
         """Start ``reduce`` and return its handle."""
@@ -54,19 +55,22 @@ class Reducing(Caller):
         self,
         tensor: torch.Tensor,
         root: int,
-        op: ReduceOp,
+        op: Reduction,
         timeout: Timeout | None,
     ) -> Prepared:
         self._check_root("reduce", root)
         buffer = view(tensor, "reduce")
-        call = Call(REDUCE, buffer, self._limit(timeout), ReduceOp(op), root)
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            buffer = view(scaled(tensor, factor, "reduce"), "reduce")
+        call = Call(REDUCE, buffer, self._limit(timeout), kind, root)
         return Prepared(call, [tensor], ((tensor, buffer),) if self._rank == root else ())
 
     def reduce_scatter(
         self,
         output: torch.Tensor,
         inputs: Sequence[torch.Tensor],
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' ``inputs`` one by one; rank ``r`` gets the result of ``inputs[r]``.
@@ -80,7 +84,7 @@ class Reducing(Caller):
         self,
         output: torch.Tensor,
         inputs: Sequence[torch.Tensor],
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> Work:
         """Start ``reduce_scatter`` and return its handle."""
@@ -90,23 +94,26 @@ class Reducing(Caller):
         self,
         output: torch.Tensor,
         inputs: Sequence[torch.Tensor],
-        op: ReduceOp,
+        op: Reduction,
         timeout: Timeout | None,
     ) -> Prepared:
         check_list(inputs, self._size, "reduce_scatter", "inputs")
         buffer = output_view(output, "reduce_scatter")
         check_dtypes(inputs, output.dtype, "reduce_scatter")
         check_shapes(inputs[self._rank : self._rank + 1], output.shape, "reduce_scatter")
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            inputs = [scaled(piece, factor, "reduce_scatter") for piece in inputs]
         given = tuple([view(piece, "reduce_scatter") for piece in inputs])
         limit = self._limit(timeout)
-        call = Call(REDUCE_SCATTER, buffer, limit, ReduceOp(op), inputs=given)
+        call = Call(REDUCE_SCATTER, buffer, limit, kind, inputs=given)
         return Prepared(call, [output], ((output, buffer),))
 
     def reduce_scatter_single(
         self,
         output: torch.Tensor,
         tensor: torch.Tensor,
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> None:
         """Combine the ranks' tensors; each rank gets its part of the result along dimension 0.
@@ -121,7 +128,7 @@ class Reducing(Caller):
         self,
         output: torch.Tensor,
         tensor: torch.Tensor,
-        op: ReduceOp = ReduceOp.SUM,
+        op: Reduction = ReduceOp.SUM,
         timeout: Timeout | None = None,
     ) -> Work:
         """Start ``reduce_scatter_single`` and return its handle."""
@@ -131,13 +138,16 @@ class Reducing(Caller):
         self,
         output: torch.Tensor,
         tensor: torch.Tensor,
-        op: ReduceOp,
+        op: Reduction,
         timeout: Timeout | None,
     ) -> Prepared:
-        self._check_stacked("reduce_scatter_single", tensor, output, ("the input", "the output"))
+        self.check_stacked("reduce_scatter_single", tensor, output, ("the input", "the output"))
         buffer = output_view(output, "reduce_scatter_single")
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            tensor = scaled(tensor, factor, "reduce_scatter_single")
         whole = view(tensor, "reduce_scatter_single")
         given = parts(whole, [buffer.numel] * self._size, tensor.element_size())
         limit = self._limit(timeout)
-        call = Call(REDUCE_SCATTER, buffer, limit, ReduceOp(op), inputs=given)
+        call = Call(REDUCE_SCATTER, buffer, limit, kind, inputs=given)
         return Prepared(call, [output], ((output, buffer),))

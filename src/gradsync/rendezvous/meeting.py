@@ -160,10 +160,10 @@ def _meeting(store: Store, joined: Joined, rank: int, world_size: int, local_ran
     )
 
 
-def register_rendezvous_handler(scheme: str, generator_fn: Handler) -> None:
+def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
     """Let ``init_method="scheme://…"`` find its store through a function of one's own.
 
-    ``generator_fn`` is called with the URL (rank and world size in its query when they were passed
+    ``handler`` is called with the URL (rank and world size in its query when they were passed
     as arguments) and ``timeout``, and yields ``(store, rank, world_size)``.
 
     >>> register_rendezvous_handler("demo", lambda url, **kw: iter([(None, 0, 1)]))
@@ -172,7 +172,7 @@ def register_rendezvous_handler(scheme: str, generator_fn: Handler) -> None:
     """
     if scheme in _BUILT_IN or scheme in _handlers:
         raise UsageError(f"a rendezvous handler for {scheme}:// is already registered")
-    _handlers[scheme] = generator_fn
+    _handlers[scheme] = handler
 
 
 def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[Triple]:

@@ -10,7 +10,7 @@ from typing import Any
 from gradsync.backends.backend import Bootstrap
 from gradsync.backends.shm import ShmBackend, failure_key
 from gradsync.base.deadline import Deadline, Timeout, seconds
-from gradsync.config import environment, reject_unknown
+from gradsync.config import environment, read_seconds, reject_unknown
 from gradsync.errors import BackendUnavailable, DistError, UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.members import Members
@@ -21,9 +21,17 @@ from gradsync.stores.prefix import PrefixStore
 from gradsync.stores.store import Store
 from gradsync.stores.torch_store import from_torch
 
-__all__ = ["DEFAULT_GROUP_TIMEOUT", "destroy_process_group", "form_group", "init_process_group"]
+__all__ = [
+    "DEFAULT_GROUP_TIMEOUT",
+    "default_pg_timeout",
+    "destroy_process_group",
+    "form_group",
+    "init_process_group",
+]
 
 DEFAULT_GROUP_TIMEOUT = timedelta(minutes=30)
+default_pg_timeout = DEFAULT_GROUP_TIMEOUT
+"""torch's name of it."""
 
 _NAMES_OF_SHM = (None, "shm", "gradsync")
 
@@ -36,6 +44,8 @@ def init_process_group(
     rank: int = -1,
     store: Any = None,
     group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
 ) -> None:
     """Meet the other ranks and form the default group.
 
@@ -50,6 +60,8 @@ def init_process_group(
         rank: the caller's rank; beats the environment.
         store: a store of gradsync's or torch's to meet at, instead of ``init_method``.
         group_name: accepted for compatibility and ignored.
+        pg_options: accepted for compatibility and ignored.
+        device_id: accepted for compatibility and ignored: groups are not bound to a device.
 
     >>> import gradsync
     >>> gradsync.init_process_group()
@@ -68,6 +80,7 @@ def init_process_group(
             f"backend {backend!r} is not available; use 'shm' (or None) for ranks on one host"
         )
     reject_unknown(environment())
+    read_seconds("GRADSYNC_LATE_AFTER")
     limit_s = seconds(DEFAULT_GROUP_TIMEOUT if timeout is None else timeout)
     deadline = Deadline(limit_s)
     if store is not None and not isinstance(store, Store):
@@ -109,7 +122,9 @@ def form_group(
         rank=members.rank,
         evidence=members.evidence,
         timeout_s=deadline.remaining(),
+        group=members.name,
         world=None if world is None else world.backend,
+        places=members.ranks,
     )
     try:
         backend = ShmBackend.open(bootstrap)

@@ -6,10 +6,16 @@ from gradsync.config import environment
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import NON_GROUP_MEMBER, default_group, is_non_member, resolve
+from gradsync.stores.store import Store
 
 __all__ = [
+    "BackendConfig",
     "GroupMember",
+    "_get_default_group",
+    "_get_default_store",
     "get_backend",
+    "get_backend_config",
+    "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
@@ -61,6 +67,54 @@ def get_world_size(group: ProcessGroup | int | None = None) -> int:
 def get_backend(group: ProcessGroup | int | None = None) -> str:
     """Return the name of the group's backend."""
     return resolve(group).name()
+
+
+class BackendConfig:
+    """Which backend serves which device: ``"shm"``, or ``"cpu:shm"``.
+
+    >>> str(BackendConfig("CPU:shm")), BackendConfig("shm").get_device_backend_map()
+    ('cpu:shm', {'cpu': 'shm'})
+    """
+
+    def __init__(self, backend: str) -> None:
+        self.device_backend_map: dict[str, str] = {}
+        for part in backend.lower().split(","):
+            device, _, name = part.rpartition(":")
+            if not name or not (device or ":" not in part) or device in self.device_backend_map:
+                raise UsageError(f"backends are given as 'device:backend,…', got {backend!r}")
+            self.device_backend_map[device or "cpu"] = name
+
+    def get_device_backend_map(self) -> dict[str, str]:
+        """Return device → backend."""
+        return self.device_backend_map
+
+    def __repr__(self) -> str:
+        return ",".join(f"{device}:{name}" for device, name in self.device_backend_map.items())
+
+
+def get_backend_config(group: ProcessGroup | int | None = None) -> str:
+    """Return which backend serves which device, as ``"cpu:shm"``."""
+    return str(BackendConfig(get_backend(group)))
+
+
+def get_default_backend_for_device(device: object) -> str:
+    """Return the backend for tensors on a device.
+
+    >>> get_default_backend_for_device("cpu")
+    'shm'
+    """
+    kind = getattr(device, "type", str(device).partition(":")[0])
+    if kind != "cpu":
+        raise UsageError(f"there is no backend for {device!r}; there is one for 'cpu'")
+    return "shm"
+
+
+def _get_default_group() -> ProcessGroup:
+    return resolve(None)
+
+
+def _get_default_store() -> Store | None:
+    return resolve(None).members.store
 
 
 def get_process_group_ranks(group: ProcessGroup | int | None = None) -> list[int]:

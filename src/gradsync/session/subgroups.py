@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from gradsync.base.deadline import Deadline, Timeout, seconds
 from gradsync.errors import UsageError
@@ -19,8 +20,10 @@ def new_group(
     ranks: Sequence[int] | None = None,
     timeout: Timeout | None = None,
     backend: str | None = None,
+    pg_options: Any = None,
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
+    device_id: Any = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | int | None:
     """Form a group of some ranks of the world.
@@ -33,8 +36,10 @@ def new_group(
         ranks: world ranks; all of them when None.
         timeout: limit of its calls; 30 minutes.
         backend: None or the world's backend.
+        pg_options: accepted for compatibility and ignored, as by torch's Gloo.
         use_local_synchronization: only members call.
         group_desc: what the group is for.
+        device_id: accepted for compatibility and ignored: groups are not bound to a device.
         sort_ranks: rank in the group by rank in the world; otherwise in the order given.
     """
     world = resolve(None)
@@ -95,6 +100,7 @@ def new_subgroups(
     group: ProcessGroup | None = None,
     timeout: Timeout | None = None,
     backend: str | None = None,
+    pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int | None]]:
     """Cut a group (the world unless given) into groups of ``group_size`` consecutive ranks.
@@ -109,13 +115,14 @@ def new_subgroups(
         )
     ranks = parent.members.ranks
     lists = [list(ranks[at : at + group_size]) for at in range(0, len(ranks), group_size)]
-    return new_subgroups_by_enumeration(lists, timeout, backend, group_desc)
+    return new_subgroups_by_enumeration(lists, timeout, backend, group_desc=group_desc)
 
 
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: Timeout | None = None,
     backend: str | None = None,
+    pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int | None]]:
     """Form one group for each list of world ranks; no rank may be in two.
@@ -138,7 +145,9 @@ def split_group(
     parent_pg: ProcessGroup | None = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
     timeout: Timeout | None = None,
+    pg_options: Any = None,
     group_desc: str | None = None,
+    backend: str | None = None,
 ) -> ProcessGroup | None:
     """Split a group by lists of *its* ranks; only its members call. None to who is in no list."""
     parent = resolve(parent_pg)
@@ -150,5 +159,7 @@ def split_group(
     if not mine:
         return None
     ranks = [parent.members.world_rank(rank) for rank in mine[0]]
-    group = new_group(ranks, timeout, use_local_synchronization=True, group_desc=group_desc)
+    group = new_group(
+        ranks, timeout, backend, use_local_synchronization=True, group_desc=group_desc
+    )
     return group if isinstance(group, ProcessGroup) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import sys
 import warnings
@@ -98,7 +99,8 @@ def _load(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
         return []  # planned: the test wanted it so
     hook = item.config.hook
     reports: list[pytest.TestReport] = [
-        hook.pytest_report_from_serializable(config=item.config, data=data)
+        # pytest takes what it is given apart, and a report may be wanted twice.
+        hook.pytest_report_from_serializable(config=item.config, data=copy.deepcopy(data))
         for data in outcome.reports
     ]
     if outcome.error is not None:

@@ -25,6 +25,23 @@ def all_gather_is_right_for_every_type_and_size(group: ProcessGroup) -> None:
                 assert same(output, sample(rank, count, dtype)), (dtype, count, rank)
 
 
+def all_gather_takes_tensors_of_different_sizes(group: ProcessGroup) -> None:
+    for count in SIZES:
+        for step in (1, 5000):
+            counts = [count + step * rank for rank in range(group.size())]
+            counts[-1] = 0
+            mine = sample(group.rank(), counts[group.rank()], "float32")
+            outputs = [torch.empty(number) for number in counts]
+            group.all_gather(outputs, mine)
+            for rank, output in enumerate(outputs):
+                assert same(output, sample(rank, counts[rank], "float32")), (counts, rank)
+    mine = torch.full((group.rank(), 2), float(group.rank()))
+    shaped = [torch.empty(rank, 2) for rank in range(group.size())]
+    shaped[group.rank()] = mine  # in place
+    group.all_gather(shaped, mine)
+    assert all((output == rank).all() for rank, output in enumerate(shaped))
+
+
 def all_gather_takes_one_tensor_for_all(group: ProcessGroup) -> None:
     size = group.size()
     for count in SIZES:
@@ -62,7 +79,7 @@ def all_gather_refuses_what_does_not_fit(group: ProcessGroup) -> None:
         UsageError,
         {
             "a list too long": lambda: group.all_gather([*usual, tensor], tensor),
-            "another shape": lambda: group.all_gather([*usual[1:], torch.empty(3, 2)], tensor),
+            "another shape": lambda: group.all_gather([torch.empty(3, 2)] * size, tensor),
             "another dtype": lambda: group.all_gather([*usual[1:], tensor.double()], tensor),
             "an expanded output": lambda: group.all_gather(
                 [*usual[1:], torch.empty(1).expand(2, 3)], tensor
@@ -161,6 +178,7 @@ def scatter_refuses_what_does_not_fit(group: ProcessGroup) -> None:
 CHECKS: dict[str, Sequence[Callable[[ProcessGroup], None]]] = {
     "all_gather": (
         all_gather_is_right_for_every_type_and_size,
+        all_gather_takes_tensors_of_different_sizes,
         all_gather_takes_one_tensor_for_all,
         all_gather_takes_tensors_with_gaps,
         all_gather_refuses_what_does_not_fit,

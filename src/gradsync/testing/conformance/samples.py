@@ -37,6 +37,8 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def is_defined(dtype: str, reduce: ReduceOp) -> bool:
     """Return whether the reduction has a meaning for elements of this type."""
+    if reduce == ReduceOp.PREMUL_SUM:
+        return False  # not without a factor
     if reduce in _BITWISE:
         return dtype not in _FLOATS | _COMPLEX
     if reduce == ReduceOp.AVG:

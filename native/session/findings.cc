@@ -1,0 +1,53 @@
+// After a call has failed: what every rank was doing, gathered while it can still be asked.
+#include <algorithm>
+
+#include "session/session.h"
+
+namespace gradsync {
+namespace {
+
+// The others notice a mismatch when we do, and a peer's death or a time-out within one look around.
+constexpr double for_mismatch_s = 0.2;
+constexpr double for_timeout_s = 0.3;
+constexpr double for_lost_s = 0.05;
+
+}  // namespace
+
+void Session::look_into(const Status& status) {
+  if (status.code == Code::interrupted) return;  // the user wants to go, and knows why
+  team_.publish_site();
+  const auto is_blamed = [&](int rank) {
+    return std::find(status.ranks.begin(), status.ranks.end(), rank) != status.ranks.end();
+  };
+  std::vector<int> here;  // those that are in this call, too
+  for (int rank = 0; rank < size(); ++rank) {
+    const bool announced = team_.report(rank).last.sequence == sequence();
+    if (announced && (status.code == Code::mismatch || !is_blamed(rank))) here.push_back(rank);
+  }
+  std::vector<std::string> answers(status.ranks.size());
+  if (status.code == Code::mismatch) {
+    team_.await_sites(here, Deadline::after(for_mismatch_s));
+  } else if (status.code == Code::peer_lost) {
+    team_.await_sites(here, Deadline::after(for_lost_s));
+  } else if (status.code == Code::timeout) {
+    const Deadline deadline = Deadline::after(for_timeout_s);
+    answers = whereabouts_.ask(status.ranks, deadline);
+    team_.await_sites(here, deadline);
+  }
+  findings_ = report();
+  if (status.code != Code::timeout) return;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    const int rank = status.ranks[i];
+    if (answers[i].empty()) {
+      const std::string doing = team_.liveness().what_it_does(rank);
+      if (!doing.empty()) answers[i] = "it does not answer: its process is " + doing;
+    }
+    findings_[static_cast<std::size_t>(rank)].standing = answers[i];
+  }
+}
+
+void Session::ask_through(const Session& world, const std::vector<int>& places) {
+  whereabouts_ = world.whereabouts_.of(places);
+}
+
+}  // namespace gradsync

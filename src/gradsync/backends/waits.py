@@ -1,0 +1,144 @@
+"""What a rank says while a call takes long, and what it answers when it is asked where it stands.
+
+Both are told by the native core, from inside its waits: nothing here runs while calls go well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import linecache
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+
+from gradsync import _native
+from gradsync.backends.ops import describe
+from gradsync.config import read_seconds
+
+__all__ = ["Answering", "short_path", "stack_of", "standing", "watch_waits"]
+
+_log = logging.getLogger("gradsync")
+
+_THREAD_NAME = "gradsync answers"
+_DEEPEST = 8
+"""Frames of a stack that are told, the innermost ones."""
+
+
+def watch_waits() -> None:
+    """Make the core tell of long waits, and know which files are not the user's."""
+    _native.set_own_folders([folder + os.sep for folder in _own_folders()])
+    _native.tell_of_long_waits(read_seconds("GRADSYNC_LATE_AFTER"), tell_late)
+
+
+def _own_folders() -> list[str]:
+    folders = [os.path.dirname(os.path.dirname(__file__))]
+    # Found without importing it: this layer does not know torch.
+    spec = importlib.util.find_spec("torch") if "torch" in sys.modules else None
+    return [*folders, *(spec.submodule_search_locations or ())] if spec else folders
+
+
+def tell_late(
+    group: str,
+    rank: int,
+    size: int,
+    sequence: int,
+    what: int,
+    count: int,
+    missing: Sequence[int],
+    waited_s: float,
+    site: str,
+) -> None:
+    """Say, once in a wait, who waits for whom."""
+    waiting = [r for r in range(size) if r not in missing]
+    call = f"call #{sequence} {describe(what, count)}" if sequence else "forming the group"
+    _log.warning(
+        "gradsync: %s of group %r wait%s since %.0f s in %s for %s%s",
+        names(waiting),
+        group or "?",
+        "s" if len(waiting) == 1 else "",
+        waited_s,
+        call,
+        names(missing),
+        f" (rank {rank} at {short_path(site)})" if site else "",
+    )
+
+
+def names(ranks: Sequence[int]) -> str:
+    """Return ranks in words.
+
+    >>> names([1]), names([0, 2])
+    ('rank 1', 'ranks 0, 2')
+    """
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+# -- where the program stands ---------------------------------------------------------------------
+
+
+def short_path(path: str) -> str:
+    """Return a path as one would type it here."""
+    with contextlib.suppress(OSError):
+        here = os.getcwd() + os.sep
+        if path.startswith(here):
+            return path[len(here) :]
+    return path
+
+
+def stack_of(frame: FrameType | None) -> list[str]:
+    """Return the innermost lines of a stack, the innermost last."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < _DEEPEST:
+        code = frame.f_code
+        source = linecache.getline(code.co_filename, frame.f_lineno).strip()
+        lines.append(
+            f"{short_path(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+            + (f": {source}" if source else "")
+        )
+        frame = frame.f_back
+    return lines[::-1]
+
+
+def standing() -> str:
+    """Return where this process's Python stands: its main thread, and the others in a line each."""
+    frames = sys._current_frames()
+    main = threading.main_thread()
+    lines = stack_of(frames.get(main.ident or 0))
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if thread is main or thread.name == _THREAD_NAME or frame is None:
+            continue
+        lines.append(f"(thread {thread.name!r} at {stack_of(frame)[-1]})")
+    return "\n".join(lines)
+
+
+class Answering:
+    """The thread of a world that answers peers who wait for this rank in vain.
+
+    It sleeps in the core, without Python's lock, until one asks.
+    """
+
+    def __init__(self, session: _native.Session) -> None:
+        self._session = session
+        self._thread = threading.Thread(
+            target=_answer, args=(session,), name=_THREAD_NAME, daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; harmless in a forked child, which does not have it."""
+        self._session.stop_answering()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _answer(session: _native.Session) -> None:
+    while question := session.next_question():
+        try:
+            text = standing()
+        except Exception as error:  # whatever state the process is in, the asker gets an answer
+            text = f"unknown ({type(error).__name__}: {error})"
+        session.answer(question, text.encode("utf-8", "backslashreplace").decode())

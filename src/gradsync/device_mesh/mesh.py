@@ -1,0 +1,355 @@
+"""``DeviceMesh``: a grid of ranks with a group for each of its lines, under torch's names.
+
+A mesh that is sliced or flattened from another shares its groups: all of them are kept by the root.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NoReturn
+
+import torch
+
+from gradsync.device_mesh.layout import Dims, Layout
+from gradsync.errors import UsageError
+from gradsync.group.group import ProcessGroup
+from gradsync.group.world import default_group, resolve
+from gradsync.session.lifecycle import init_process_group
+from gradsync.session.subgroups import new_group
+
+__all__ = ["DeviceMesh", "current_mesh", "init_device_mesh"]
+
+_entered = threading.local()
+
+
+def init_device_mesh(
+    device_type: str,
+    mesh_shape: Sequence[int],
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
+    backend_override: Mapping[int | str, Any] | None = None,
+) -> DeviceMesh:
+    """Lay the ranks 0, 1, 2, … out in a grid; every rank of the world calls this.
+
+    The default group is initialised if it is not yet.
+
+    >>> import gradsync
+    >>> mesh = gradsync.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+    >>> mesh["tp"].get_group().size()
+    1
+    >>> gradsync.destroy_process_group()
+    """
+    shape = tuple(mesh_shape)
+    ranks = torch.arange(prod(shape), dtype=torch.int32).reshape(shape)
+    return DeviceMesh(
+        device_type, ranks, mesh_dim_names=mesh_dim_names, backend_override=backend_override
+    )
+
+
+def current_mesh() -> DeviceMesh:
+    """Return the mesh of the innermost ``with mesh:`` around the caller."""
+    stack = getattr(_entered, "stack", None)
+    if not stack:
+        raise UsageError("there is no mesh around this: use `with mesh:`")
+    found: DeviceMesh = stack[-1]
+    return found
+
+
+class DeviceMesh:
+    """Ranks in a grid, with a group along each dimension.
+
+    Args:
+        device_type: ``"cpu"``; the kind of device that the tensors are on.
+        mesh: ranks of the world as a tensor or nested lists. Ranks in a group are in this order.
+        mesh_dim_names: a name for each dimension.
+        backend_override: a backend for some of the dimensions, by name or number.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        mesh: Any,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+        backend_override: Mapping[int | str, Any] | None = None,
+    ) -> None:
+        layout = _layout_of(mesh)
+        names = _checked_names(layout, mesh_dim_names)
+        if default_group() is None:
+            init_process_group()
+        world = resolve(None)
+        if len(layout.ranks) > world.size() or max(layout.ranks) >= world.size():
+            raise UsageError(
+                f"a mesh of the ranks {list(layout.ranks)} does not fit into a world of "
+                f"{world.size()}"
+            )
+        backends = _backends(layout, names, backend_override)
+        self._become(device_type, layout, tuple((d,) for d in range(len(layout.shape))), names)
+        for dim in range(len(layout.shape)):
+            about = f"mesh_{names[dim]}" if names else f"mesh_dim_{dim}"
+            self._groups[(dim,)] = _form(layout.lines((dim,)), about, backends.get(dim))
+
+    def _become(
+        self,
+        device_type: str,
+        layout: Layout,
+        dims: tuple[Dims, ...],
+        names: tuple[str, ...] | None,
+        root: DeviceMesh | None = None,
+    ) -> None:
+        if ":" in device_type:
+            raise UsageError(f"device_type is a kind of device without a number, got {device_type}")
+        self.device_type = device_type
+        self.mesh_dim_names = names
+        self._dims = dims
+        """Each dimension as dimensions of the root's layout."""
+        self._rank = resolve(None).rank()
+        self._root = self if root is None else root
+        self._groups: dict[Dims, ProcessGroup | None] = {} if root is None else root._groups
+        self._flattened: dict[str, Dims] = {} if root is None else root._flattened
+        self._layout = layout
+        """What this mesh itself looks like."""
+
+    @classmethod
+    def from_group(
+        cls,
+        group: ProcessGroup | Sequence[ProcessGroup],
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+    ) -> DeviceMesh:
+        """Make a mesh of groups that exist: one, or one for each dimension of ``mesh``."""
+        groups = [group] if isinstance(group, ProcessGroup) else list(group)
+        if not groups:
+            raise UsageError("from_group needs at least one group")
+        if not isinstance(group, ProcessGroup) and (mesh is None or mesh_dim_names is None):
+            raise UsageError("from_group needs mesh and mesh_dim_names for a list of groups")
+        layout = _layout_of(list(groups[0].members.ranks) if mesh is None else mesh)
+        if len(layout.shape) != len(groups):
+            raise UsageError(f"{len(groups)} groups for a mesh of {len(layout.shape)} dimensions")
+        made = cls.__new__(cls)
+        names = _checked_names(layout, mesh_dim_names)
+        made._become(device_type, layout, tuple((d,) for d in range(len(groups))), names)
+        for dim, each in enumerate(groups):
+            mine = [line for line in layout.lines((dim,)) if made._rank in line]
+            if mine != [list(each.members.ranks)]:
+                raise UsageError(
+                    f"dimension {dim} of the mesh has the ranks {mine} where the group has "
+                    f"{list(each.members.ranks)}"
+                )
+            made._groups[(dim,)] = each
+        return made
+
+    # -- what it looks like -----------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> torch.Tensor:
+        """The ranks as a tensor."""
+        return torch.tensor(self._layout.ranks, dtype=torch.int32).reshape(self._layout.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of ranks along each dimension."""
+        return self._layout.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self._layout.shape)
+
+    @property
+    def root(self) -> DeviceMesh:
+        """The mesh that this one was sliced or flattened from; itself for one that was not."""
+        return self._root
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        """Return the number of ranks, along one dimension or of all."""
+        return prod(self.shape) if mesh_dim is None else self.shape[mesh_dim]
+
+    def get_rank(self) -> int:
+        """Return the caller's rank in the world."""
+        return self._rank
+
+    def get_coordinate(self) -> tuple[int, ...] | None:
+        """Return where the caller is in the mesh, None when it is not in it."""
+        return self._layout.coordinate(self._rank)
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """Return the caller's place along a dimension, which is its rank in the group too."""
+        at = self._index("get_local_rank", mesh_dim)
+        coordinate = self.get_coordinate()
+        if coordinate is None:
+            raise self._outside()
+        return coordinate[at]
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
+        """Return the caller's group along a dimension; a mesh of one needs no name for it."""
+        found = self._groups[self._dims[self._index("get_group", mesh_dim)]]
+        if found is None:
+            raise self._outside()
+        return found
+
+    def get_all_groups(self) -> list[ProcessGroup]:
+        """Return the caller's group along each dimension."""
+        return [self.get_group(dim) for dim in range(self.ndim)]
+
+    # -- other views ------------------------------------------------------------------------------
+
+    def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
+        """Return the part of the mesh around the caller that has the named dimensions."""
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        if self.mesh_dim_names is None:
+            raise UsageError("a mesh without mesh_dim_names cannot be sliced")
+        if names == self.mesh_dim_names:
+            return self
+        known = dict(zip(self.mesh_dim_names, self._dims, strict=True))
+        if self._root is self:
+            known |= self._flattened
+        for name in names:
+            if name not in known:
+                raise KeyError(f"the mesh has no dimension {name!r}; it has {list(known)}")
+        dims = tuple(known[name] for name in names)
+        every = [dim for each in dims for dim in each]
+        if len(set(every)) != len(every):
+            raise UsageError(f"the dimensions {names} overlap")
+        long = [dim for dim in every if self._root.shape[dim] > 1]
+        if long != sorted(long):
+            raise KeyError(f"dimensions are sliced in the order of the mesh, got {names}")
+        return self._view(dims, names)
+
+    def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
+        """Return a mesh with all dimensions taken as one; every rank of the world calls this.
+
+        Its name, by default the names joined by ``_``, is from now on one of the root's dimensions.
+        """
+        if self.mesh_dim_names is None:
+            raise UsageError("a mesh without mesh_dim_names cannot be flattened")
+        name = mesh_dim_name or "_".join(self.mesh_dim_names)
+        if self.mesh_dim_names == (name,):
+            return self
+        if name in (self._root.mesh_dim_names or ()):
+            raise UsageError(f"the mesh has a dimension {name!r} already; give another name")
+        dims = tuple(dim for each in self._dims for dim in each)
+        if self._flattened.get(name, dims) != dims:
+            raise UsageError(f"{name!r} is another flattened mesh already; give another name")
+        if dims not in self._groups:
+            self._groups[dims] = _form(self._root._layout.lines(dims), f"mesh_{name}", None)
+        self._flattened[name] = dims
+        return self._view((dims,), (name,))
+
+    _flatten = flatten
+
+    def _get_root_mesh(self) -> DeviceMesh:
+        return self._root
+
+    def _view(self, dims: tuple[Dims, ...], names: tuple[str, ...]) -> DeviceMesh:
+        root = self._root
+        coordinate = root.get_coordinate()
+        if coordinate is None:
+            raise self._outside()
+        made = DeviceMesh.__new__(DeviceMesh)
+        made._become(self.device_type, root._layout.around(coordinate, dims), dims, names, root)
+        return made
+
+    def _index(self, what: str, mesh_dim: int | str | None) -> int:
+        if mesh_dim is None:
+            if self.ndim != 1:
+                raise UsageError(f"{what} of a mesh with {self.ndim} dimensions needs mesh_dim")
+            return 0
+        if isinstance(mesh_dim, str):
+            if mesh_dim not in (self.mesh_dim_names or ()):
+                raise KeyError(f"no dimension {mesh_dim!r}; there are {self.mesh_dim_names}")
+            return (self.mesh_dim_names or ()).index(mesh_dim)
+        if not -self.ndim <= mesh_dim < self.ndim:
+            raise IndexError(f"no dimension {mesh_dim} in a mesh with {self.ndim}")
+        return mesh_dim % self.ndim
+
+    def _outside(self) -> UsageError:
+        return UsageError(f"rank {self._rank} is not in {self._root!r}")
+
+    # -- as an object -----------------------------------------------------------------------------
+
+    def _key(self) -> tuple[Any, ...]:
+        return self._layout, self.device_type, self.mesh_dim_names
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceMesh) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __enter__(self) -> DeviceMesh:
+        """Make this the ``current_mesh`` of the calling thread."""
+        if not hasattr(_entered, "stack"):
+            _entered.stack = []
+        _entered.stack.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Go back to the one before."""
+        _entered.stack.pop()
+
+    def __repr__(self) -> str:
+        lengths = [str(length) for length in self.shape]
+        if self.mesh_dim_names is not None:
+            lengths = [f"{n}={s}" for n, s in zip(self.mesh_dim_names, self.shape, strict=True)]
+        return f"DeviceMesh(({', '.join(lengths)}), {self.device_type!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a DeviceMesh cannot be pickled or copied: make one on each rank")
+
+
+def _layout_of(mesh: Any) -> Layout:
+    ranks = torch.as_tensor(mesh)
+    if ranks.is_floating_point() or ranks.is_complex() or ranks.dtype is torch.bool:
+        raise UsageError(f"a mesh is made of ranks, got {mesh!r}")
+    if ranks.numel() and int(ranks.min()) < 0:
+        raise UsageError(f"a mesh is made of ranks, which are not negative, got {mesh!r}")
+    return Layout(tuple(ranks.shape), tuple(ranks.flatten().tolist()))
+
+
+def _checked_names(layout: Layout, names: Sequence[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if isinstance(names, str) or len(names) != len(layout.shape):
+        raise UsageError(f"mesh_dim_names {names!r} do not fit the shape {layout.shape}")
+    if len(set(names)) != len(names):
+        raise UsageError(f"every dimension needs a name of its own, got {names!r}")
+    return tuple(names)
+
+
+def _backends(
+    layout: Layout, names: tuple[str, ...] | None, override: Mapping[int | str, Any] | None
+) -> dict[int, str]:
+    """Return the backends that were asked for, by dimension."""
+    found = {}
+    for key, value in (override or {}).items():
+        dim = names.index(key) if names and isinstance(key, str) and key in names else key
+        if not isinstance(dim, int) or not 0 <= dim < len(layout.shape) or dim in found:
+            raise UsageError(
+                f"backend_override has {key!r}; dimensions are {list(range(len(layout.shape)))}"
+                + (f" or {list(names)}" if names else "")
+            )
+        backend = value[0] if isinstance(value, tuple) else value
+        if not isinstance(backend, str):
+            raise UsageError(f"backend_override takes names of backends, got {value!r}")
+        found[dim] = backend
+    return found
+
+
+def _form(lines: list[list[int]], about: str, backend: str | None) -> ProcessGroup | None:
+    """Form a group for each line and return the caller's; the world is one already."""
+    world = resolve(None)
+    if backend is None and lines == [list(range(world.size()))]:
+        return world
+    mine = None
+    for ranks in lines:
+        group = new_group(ranks, backend=backend, group_desc=about, sort_ranks=False)
+        if isinstance(group, ProcessGroup):
+            mine = group
+    return mine

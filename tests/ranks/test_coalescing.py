@@ -1,0 +1,152 @@
+"""Many tensors in few calls: beside Gloo, in few calls indeed, and nothing left after a failure."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as torch_dist
+
+import gradsync as dist
+from gradsync.stores import to_torch
+from gradsync.testing import faults
+
+SHAPES = [(3,), (), (2, 2), (0,), (70_000,), (70_000,), (5,)]
+
+
+def tensors(rank: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.full(shape, float(rank + n), dtype=dtype) for n, shape in enumerate(SHAPES)]
+
+
+def in_block(*functions) -> None:
+    with dist.coalescing_manager():
+        for function in functions:
+            function()
+
+
+def watched(group) -> list[str]:
+    """Return the names of the calls that the group makes from now on."""
+    seen = []
+    group.hooks.add_before(lambda call: seen.append(call.op.name))
+    return seen
+
+
+@pytest.mark.ranks(2, 3, may_leave=["thread", "socket"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_results_are_those_of_gloo(rank, world_size, store):
+    torch_dist.init_process_group("gloo", store=to_torch(store), rank=rank, world_size=world_size)
+    mine, others = tensors(rank), tensors(rank)
+    dist.all_reduce_coalesced(mine, dist.ReduceOp.MAX)
+    torch_dist.all_reduce_coalesced(others, torch_dist.ReduceOp.MAX)
+    assert all(map(torch.equal, mine, others))
+
+    mine = tensors(rank)
+    found, expected = ([tensors(-1) for _ in range(world_size)] for _ in range(2))
+    dist.all_gather_coalesced(found, mine)
+    for at, tensor in enumerate(mine):
+        torch_dist.all_gather([each[at] for each in expected], tensor)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+    results = []
+    for module in (dist, torch_dist):
+        values = tensors(rank)
+        with module._coalescing_manager(async_ops=True) as manager:
+            for tensor in values:
+                module.all_reduce(tensor)
+        manager.wait()
+        results.append(values)
+    assert all(map(torch.equal, *results))
+    torch_dist.destroy_process_group()
+
+
+@pytest.mark.ranks(3, backend=["shm", "threads"])
+def test_small_tensors_share_a_call(rank, world_size, group):
+    calls = watched(group)
+    mixed = [*tensors(rank), *tensors(rank, torch.int64)[:3]]
+    mixed[2] = torch.full((4, 4), rank + 2.0)[::2, ::2]
+    future = dist.all_reduce_coalesced(mixed, async_op=True)
+    assert future.wait() == mixed
+    assert calls == ["all_reduce"] * 4  # two of 280 KB, the small floats, the integers
+    assert mixed[0].tolist() == [3.0] * 3
+    assert mixed[2].tolist() == [[9.0, 9.0]] * 2
+    assert mixed[-1].tolist() == [[3 + 2 * world_size] * 2] * 2
+
+    del calls[:]
+    inputs = [torch.full((2, 3), float(rank)), torch.full((4,), 10.0 * rank)]
+    outputs = [torch.empty(6, 3), torch.empty(12)]
+    with dist.coalescing_manager():
+        for output, tensor in zip(outputs, inputs, strict=True):
+            assert dist.all_gather_single(output, tensor) is None
+    assert calls == ["all_gather"]
+    assert outputs[0][:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    assert outputs[1].tolist() == [0.0] * 4 + [10.0] * 4 + [20.0] * 4
+
+    del calls[:]
+    results = [torch.empty(2, 3), torch.empty(4)]
+    with dist.coalescing_manager(group, device="cpu", async_ops=True) as manager:
+        for result, output in zip(results, outputs, strict=True):
+            dist.reduce_scatter_single(result, output, dist.ReduceOp.AVG, async_op=True)
+    manager.wait()
+    assert calls == ["reduce_scatter"]
+    assert [result.unique().item() for result in results] == [rank, 10.0 * rank]
+    again = [torch.empty(2, 3), torch.empty(4)]
+    dist.reduce_scatter_coalesced(again, outputs, "avg")
+    assert all(map(torch.equal, again, results))
+
+    del calls[:]
+    states = [torch.full((n,), float(rank)) for n in (1, 2, 30, 3)] + [torch.tensor([rank])]
+    dist._broadcast_coalesced(group, states, 20, 2)
+    assert calls == ["broadcast"] * 4
+    assert all((state == 2).all() for state in states)
+    assert dist.all_reduce_coalesced([]) is None
+    assert dist.all_reduce_coalesced([], async_op=True).wait() == []
+
+
+@pytest.mark.ranks(2, backend=["shm", "threads"])
+def test_block_takes_one_kind_and_leaves_nothing_behind(rank, group):
+    calls = watched(group)
+    x, y = torch.ones(2), torch.ones(2)
+    output = torch.empty(4)
+    for second in (
+        lambda: dist.all_reduce(y, dist.ReduceOp.MAX),
+        lambda: dist.all_gather_single(output, y),
+    ):
+        with pytest.raises(RuntimeError, match="one kind and one reduction"):
+            in_block(lambda: dist.all_reduce(x), second)
+    with pytest.raises(ZeroDivisionError):
+        in_block(lambda: dist.all_reduce(x), lambda: 1 / 0)
+    with dist.coalescing_manager():
+        work = dist.all_reduce(x, async_op=True)
+        with pytest.raises(ValueError, match="made at the end of the block"):
+            work.wait()
+        with pytest.raises(ValueError, match="open already"), dist.coalescing_manager():
+            pass
+        dist.barrier()
+        assert x.tolist() == [1.0, 1.0]
+    assert x.tolist() == [2.0, 2.0]
+    assert calls == ["barrier", "all_reduce"]
+    with dist.coalescing_manager() as manager:
+        pass
+    manager.wait()
+    with pytest.raises(dist.UsageError, match="CPU"), dist.coalescing_manager(device="meta"):
+        pass
+    with pytest.raises(TypeError, match="needs tensors"):
+        dist.all_reduce_coalesced([1.0])
+    with pytest.raises(dist.UsageError, match="expanded"):
+        dist.all_reduce_coalesced([torch.ones(1).expand(3), x])
+    with pytest.raises(dist.UsageError, match="shape"):
+        dist.reduce_scatter_coalesced([x], [torch.ones(5)])
+    dist.all_reduce(x)
+    assert x.tolist() == [4.0, 4.0]
+
+
+@pytest.mark.ranks(2, faults=[faults.kill(rank=1, at="all_reduce#2")])
+def test_future_of_calls_that_fail_has_their_error(group):
+    dist.all_reduce(torch.ones(1))
+    start = time.monotonic()
+    future = dist.all_reduce_coalesced(tensors(0), async_op=True)
+    with pytest.raises(dist.PeerLostError, match="SIGKILL"):
+        future.wait()
+    assert time.monotonic() - start < 1
+    with pytest.raises(dist.PeerLostError), dist.coalescing_manager():
+        dist.all_reduce(torch.ones(1))
