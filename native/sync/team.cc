@@ -1,6 +1,5 @@
 #include "sync/team.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -95,50 +94,6 @@ Status Team::enter(Deadline deadline) {
   return look_for_neighbours(deadline);
 }
 
-Status Team::look_for_neighbours(Deadline deadline) {
-  bool all = header_->open && size_ > 1;
-  neighbours_.resize(static_cast<std::size_t>(size_));
-  for (int peer = 0; all && peer < size_; ++peer) {
-    Neighbour& neighbour = neighbours_[static_cast<std::size_t>(peer)];
-    neighbour = Neighbour::find(slot(peer).pid, slot(peer).beacon);
-    all = neighbour.reachable();
-  }
-  slot(rank_).reaches_all.store(all ? 1 : 0, std::memory_order_relaxed);
-  publish(2);
-  const Status status = wait_for_all(2, deadline);
-  if (!status.ok()) return status;
-  for (int peer = 0; peer < size_; ++peer) {
-    all = all && slot(peer).reaches_all.load(std::memory_order_relaxed) != 0;
-  }
-  is_open_ = all;
-  return Status::success();
-}
-
-Status Team::read_from(int peer, std::byte* to, std::uint64_t from, std::size_t bytes,
-                       Deadline deadline) {
-  if (neighbours_[static_cast<std::size_t>(peer)].read(to, from, bytes)) return Status::success();
-  return out_of_reach(peer, deadline);
-}
-
-Status Team::write_to(int peer, std::uint64_t to, const std::byte* from, std::size_t bytes,
-                      Deadline deadline) {
-  if (neighbours_[static_cast<std::size_t>(peer)].write(to, from, bytes)) return Status::success();
-  return out_of_reach(peer, deadline);
-}
-
-Status Team::out_of_reach(int peer, Deadline deadline) {
-  const int error = errno;
-  if (error == ESRCH) {
-    // It has gone: whoever looks at it until its next step learns how.
-    const Status status = wait_for(peer, progress_ + 1, deadline);
-    if (!status.ok()) return status;
-  }
-  const std::string why = "rank " + std::to_string(rank_) + " cannot get at the memory of rank " +
-                          std::to_string(peer) + ": " + std::strerror(error);
-  abort(why);
-  return Status::error(Code::system, why, {peer});
-}
-
 void Team::leave(const std::string& note) {
   Slot& mine = slot(rank_);
   if (mine.presence.load(std::memory_order_relaxed) != Presence::active) return;
@@ -172,9 +127,12 @@ Status Team::agree(Deadline deadline, const Meanwhile& meanwhile) {
   if (!status.ok()) return status;
   const Announcement mine = slot(rank_).announced_call(sequence_);
   Status verdict;
+  bool crowded = false;
   for (int peer = 0; peer < size_; ++peer) {
     if (!slot(peer).announced_call(sequence_).same_call(mine)) verdict.ranks.push_back(peer);
+    crowded = crowded || (peer < rank_ && is_on_core_of(peer));
   }
+  if (crowded && patience_.spins > 0) find_own_core();
   if (!verdict.ranks.empty()) {
     verdict.code = Code::mismatch;
     verdict.message = "the ranks asked for different things";
@@ -222,8 +180,8 @@ Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline, const Mea
   const Patience patience = is_background ? Patience{0, 1} : patience_;
   // A scheduler may put two ranks on one core although there are enough; then our spinning is what
   // the other waits for.
-  const bool same_core = slot(peer).core.load(std::memory_order_relaxed) == core_;
-  for (int i = 0; i < patience.spins && !same_core; ++i) {
+  const int spins = is_on_core_of(peer) ? 0 : patience.spins;
+  for (int i = 0; i < spins; ++i) {
     pause_briefly();
     if (meanwhile) meanwhile();
     if (has_reached(peer, step)) return Status::success();

@@ -138,6 +138,10 @@ class Team {
   Status timed_out(std::uint64_t step) const;
   Status look_for_neighbours(Deadline deadline);
   Status out_of_reach(int peer, Deadline deadline);
+  bool is_on_core_of(int peer) const;
+  // Schedulers are slow to part ranks that were woken on one core although there are enough: two
+  // that wait for each other there take hundreds of microseconds for what takes one on two cores.
+  void find_own_core();
   // When the peer was last seen to have made a step.
   Deadline::Clock::time_point last_move(int peer);
   // Called now and then during a wait that began at `since.start()`.
@@ -162,6 +166,7 @@ class Team {
   std::vector<Move> moves_;         // kept only while this rank waits
   std::atomic<bool> cancelled_{false};
   std::uint32_t core_ = 0;  // as announced last
+  Deadline::Clock::time_point moved_at_{};
   Patience patience_;
   Liveness liveness_;
   std::unique_ptr<std::uint64_t> beacon_;

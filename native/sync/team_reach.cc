@@ -1,0 +1,71 @@
+// Where the ranks of a team run and what of each other they can reach.
+#include <errno.h>
+
+#include <cstring>
+
+#include "sync/team.h"
+
+namespace gradsync {
+
+Status Team::look_for_neighbours(Deadline deadline) {
+  bool all = header_->open && size_ > 1;
+  neighbours_.resize(static_cast<std::size_t>(size_));
+  for (int peer = 0; all && peer < size_; ++peer) {
+    Neighbour& neighbour = neighbours_[static_cast<std::size_t>(peer)];
+    neighbour = Neighbour::find(slot(peer).pid, slot(peer).beacon);
+    all = neighbour.reachable();
+  }
+  slot(rank_).reaches_all.store(all ? 1 : 0, std::memory_order_relaxed);
+  publish(2);
+  const Status status = wait_for_all(2, deadline);
+  if (!status.ok()) return status;
+  for (int peer = 0; peer < size_; ++peer) {
+    all = all && slot(peer).reaches_all.load(std::memory_order_relaxed) != 0;
+  }
+  is_open_ = all;
+  return Status::success();
+}
+
+Status Team::read_from(int peer, std::byte* to, std::uint64_t from, std::size_t bytes,
+                       Deadline deadline) {
+  if (neighbours_[static_cast<std::size_t>(peer)].read(to, from, bytes)) return Status::success();
+  return out_of_reach(peer, deadline);
+}
+
+Status Team::write_to(int peer, std::uint64_t to, const std::byte* from, std::size_t bytes,
+                      Deadline deadline) {
+  if (neighbours_[static_cast<std::size_t>(peer)].write(to, from, bytes)) return Status::success();
+  return out_of_reach(peer, deadline);
+}
+
+Status Team::out_of_reach(int peer, Deadline deadline) {
+  const int error = errno;
+  if (error == ESRCH) {
+    // It has gone: whoever looks at it until its next step learns how.
+    const Status status = wait_for(peer, progress_ + 1, deadline);
+    if (!status.ok()) return status;
+  }
+  const std::string why = "rank " + std::to_string(rank_) + " cannot get at the memory of rank " +
+                          std::to_string(peer) + ": " + std::strerror(error);
+  abort(why);
+  return Status::error(Code::system, why, {peer});
+}
+
+bool Team::is_on_core_of(int peer) const {
+  return slot(peer).core.load(std::memory_order_relaxed) == core_;
+}
+
+void Team::find_own_core() {
+  // Moving takes some 30 us; if the scheduler insists, it shall not be on every call.
+  constexpr auto pause = std::chrono::milliseconds(1);
+  const auto now = Deadline::Clock::now();
+  if (now - moved_at_ < pause) return;
+  moved_at_ = now;
+  CpuMask taken;
+  for (int peer = 0; peer < size_; ++peer) {
+    taken.add(slot(peer).core.load(std::memory_order_relaxed));
+  }
+  move_off(taken);
+}
+
+}  // namespace gradsync
