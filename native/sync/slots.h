@@ -130,6 +130,8 @@ struct alignas(cache_line) Slot {
   CpuMask affinity;
   Beacon beacon;                              // in the rank's own memory
   std::atomic<std::uint32_t> reaches_all{0};  // 1: it can read and write all others' memory
+  // 1 + the rank because of which this one gave up in the middle of a step; 0: nobody.
+  std::atomic<std::uint32_t> blames{0};
   std::array<char, 4096> note{};  // why it failed, NUL-terminated; written before `presence`
 
   // Which line asked for a call, by the call's number. Published when the call fails or takes long.

@@ -300,6 +300,12 @@ Status Team::health(std::uint64_t step) const {
   }
   for (const int peer : liveness_.dead()) suspect(peer);
   if (culprit < 0) return Status::success();
+  // Unless it went in the middle of a step, where it has got no further than its own cause.
+  const std::uint32_t blamed = slot(culprit).blames.load(std::memory_order_acquire);
+  return gone(blamed == 0 ? culprit : static_cast<int>(blamed) - 1);
+}
+
+Status Team::gone(int culprit) const {
   const Presence presence = slot(culprit).presence.load(std::memory_order_acquire);
   if (presence == Presence::failed) return lost(culprit, slot(culprit).note.data());
   if (presence == Presence::left) return lost(culprit, "left the group before this call");

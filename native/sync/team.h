@@ -135,9 +135,12 @@ class Team {
   // Why the step cannot come any more, or ok.
   Status health(std::uint64_t step) const;
   Status lost(int peer, const std::string& why) const;
+  // What became of a rank that has left or died.
+  Status gone(int culprit) const;
   Status timed_out(std::uint64_t step) const;
   Status look_for_neighbours(Deadline deadline);
   Status out_of_reach(int peer, Deadline deadline);
+  bool has_gone(int peer) const;
   bool is_on_core_of(int peer) const;
   // Schedulers are slow to part ranks that were woken on one core although there are enough: two
   // that wait for each other there take hundreds of microseconds for what takes one on two cores.

@@ -1,6 +1,8 @@
 // Where the ranks of a team run and what of each other they can reach.
 #include <errno.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "sync/team.h"
@@ -40,15 +42,31 @@ Status Team::write_to(int peer, std::uint64_t to, const std::byte* from, std::si
 
 Status Team::out_of_reach(int peer, Deadline deadline) {
   const int error = errno;
-  if (error == ESRCH) {
-    // It has gone: whoever looks at it until its next step learns how.
-    const Status status = wait_for(peer, progress_ + 1, deadline);
-    if (!status.ok()) return status;
+  // A process that ends has no memory long before its end is known.
+  const Deadline patience = Deadline::after(1.0);
+  while (!patience.expired() && !deadline.expired()) {
+    Status status = health(progress_ + 1);
+    // It may have made its step before it went.
+    if (status.ok() && has_gone(peer)) status = gone(peer);
+    if (!status.ok()) {
+      if (status.code == Code::peer_lost) {
+        slot(rank_).blames.store(static_cast<std::uint32_t>(status.ranks[0]) + 1,
+                                 std::memory_order_release);
+      }
+      return status;
+    }
+    ::usleep(500);
   }
   const std::string why = "rank " + std::to_string(rank_) + " cannot get at the memory of rank " +
                           std::to_string(peer) + ": " + std::strerror(error);
   abort(why);
   return Status::error(Code::system, why, {peer});
+}
+
+bool Team::has_gone(int peer) const {
+  if (slot(peer).presence.load(std::memory_order_acquire) != Presence::active) return true;
+  const std::vector<int> dead = liveness_.dead();
+  return std::find(dead.begin(), dead.end(), peer) != dead.end();
 }
 
 bool Team::is_on_core_of(int peer) const {
