@@ -81,7 +81,7 @@ struct Exchange {
 
   Cut cut_of(std::size_t count) const { return {count * element, most}; }
 
-  // Pieces this large are not staged where memory is open.
+  // Pieces this large are not staged with the announcement where memory is open.
   bool is_direct(std::size_t count) const {
     return team.is_open() && count * element > std::min(direct_bytes, most);
   }
@@ -181,7 +181,8 @@ Status all_to_all(Team& team, Staging& staging, const Pieces<const std::byte>& i
   bool staged = true;
   if (exchange.is_direct(plan.largest())) {
     Direct direct(team, staging, rounds);
-    if (direct.offered_by_all(places)) return exchange.read_all(direct, places);
+    const bool faster = Direct::worthwhile(team, std::max(plan.largest() * element, direct_bytes));
+    if (faster && direct.offered_by_all(places)) return exchange.read_all(direct, places);
     staged = false;  // the large ones; so the first round is made again
   }
   for (std::size_t i = 0; i < exchange.cut_of(plan.largest()).rounds(); ++i) {

@@ -21,7 +21,6 @@ class Pull {
       : team_(team), direct_(direct), element_(element) {
     const std::size_t header = Direct::header_bytes(addresses);
     const auto ranks = static_cast<std::size_t>(team.size());
-    // One part for each other rank and one for a result.
     bytes_ = std::min((staging.capacity() - header) / ranks, most_bytes) / cache_line * cache_line;
     memory_ = staging.mine() + header;
     sources_.resize(ranks);
@@ -29,13 +28,12 @@ class Pull {
 
   // How much can be read at a time.
   std::size_t elements() const { return std::max<std::size_t>(bytes_ / element_, 1); }
-  std::byte* scratch() const { return memory_; }
   // In rank order.
   std::span<const std::byte* const> sources() const { return sources_; }
 
   // Reads a part of what each other rank has offered at `index`; `own` is this rank's.
   Status read(std::size_t index, std::size_t offset, std::size_t bytes, const std::byte* own) {
-    std::size_t part = 1;
+    std::size_t part = 0;
     for (int n = 0; n < team_.size(); ++n) {
       const int peer = (team_.rank() + n) % team_.size();
       const auto place = static_cast<std::size_t>(peer);

@@ -36,7 +36,7 @@ Status scatter(Team& team, Staging& staging, std::span<const std::byte* const> i
   const std::uint64_t what =
       pack_call(Op::scatter, dtype, Reduce::sum, static_cast<std::uint32_t>(root));
   Rounds rounds(team, staging, deadline);
-  if (Direct::worthwhile(team, cut.total)) {
+  if (Direct::worthwhile(team, cut.total, cut.total)) {
     Direct direct(team, staging, rounds);
     bool possible = false;
     status = direct.offer(what, count, inputs, cut.total, possible);

@@ -14,15 +14,12 @@ namespace {
 // The kernel moves a little less than 2 GiB at a time.
 constexpr std::size_t most_at_once = std::size_t{1} << 30;
 
-using Transfer = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long,
-                             unsigned long);
-
-bool move(Transfer transfer, pid_t pid, std::byte* here, std::uint64_t there, std::size_t bytes) {
+bool fetch(pid_t pid, std::byte* here, std::uint64_t there, std::size_t bytes) {
   while (bytes > 0) {
     const std::size_t length = std::min(bytes, most_at_once);
     const iovec local{here, length};
     const iovec remote{reinterpret_cast<void*>(there), length};
-    const ssize_t moved = transfer(pid, &local, 1, &remote, 1, 0);
+    const ssize_t moved = ::process_vm_readv(pid, &local, 1, &remote, 1, 0);
     if (moved < 0) return false;
     if (moved == 0) {
       errno = EFAULT;
@@ -40,8 +37,8 @@ bool move(Transfer transfer, pid_t pid, std::byte* here, std::uint64_t there, st
 Neighbour Neighbour::find(int pid, const Beacon& beacon) {
   Neighbour found;
   std::uint64_t value = 0;
-  if (pid <= 0 || !move(::process_vm_readv, pid, reinterpret_cast<std::byte*>(&value),
-                        beacon.address, sizeof(value))) {
+  if (pid <= 0 ||
+      !fetch(pid, reinterpret_cast<std::byte*>(&value), beacon.address, sizeof(value))) {
     return found;
   }
   if (value != beacon.value) return found;
@@ -51,16 +48,8 @@ Neighbour Neighbour::find(int pid, const Beacon& beacon) {
 }
 
 bool Neighbour::read(std::byte* to, std::uint64_t from, std::size_t bytes) const {
-  if (way_ == Way::kernel) return move(::process_vm_readv, pid_, to, from, bytes);
+  if (way_ == Way::kernel) return fetch(pid_, to, from, bytes);
   std::memcpy(to, reinterpret_cast<const std::byte*>(from), bytes);
-  return true;
-}
-
-bool Neighbour::write(std::uint64_t to, const std::byte* from, std::size_t bytes) const {
-  if (way_ == Way::kernel) {
-    return move(::process_vm_writev, pid_, const_cast<std::byte*>(from), to, bytes);
-  }
-  std::memcpy(reinterpret_cast<std::byte*>(to), from, bytes);
   return true;
 }
 

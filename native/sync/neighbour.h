@@ -21,9 +21,9 @@ class Neighbour {
   static Neighbour find(int pid, const Beacon& beacon);
 
   bool reachable() const { return way_ != Way::none; }
-  // False with errno set when it cannot be done, or only in part.
+  // False with errno set when it cannot be done, or only in part. (There is no writing: a rank that
+  // gives up on a call could not stop the others from writing to memory that it has freed.)
   bool read(std::byte* to, std::uint64_t from, std::size_t bytes) const;
-  bool write(std::uint64_t to, const std::byte* from, std::size_t bytes) const;
 
  private:
   enum class Way : std::uint8_t {

@@ -129,7 +129,9 @@ struct alignas(cache_line) Slot {
   std::int32_t pid = 0;  // in the rank's own pid namespace; for messages only
   CpuMask affinity;
   Beacon beacon;                              // in the rank's own memory
-  std::atomic<std::uint32_t> reaches_all{0};  // 1: it can read and write all others' memory
+  std::atomic<std::uint32_t> reaches_all{0};  // 1: it can read all others' memory
+  // 1: it has given up on a call in which others read its memory, which may be anything by now.
+  std::atomic<std::uint32_t> withdrawn{0};
   // 1 + the rank because of which this one gave up in the middle of a step; 0: nobody.
   std::atomic<std::uint32_t> blames{0};
   std::array<char, 4096> note{};  // why it failed, NUL-terminated; written before `presence`

@@ -71,8 +71,10 @@ class Team {
   int size() const { return size_; }
   std::byte* staging(int rank) const;
   std::size_t staging_bytes() const { return header_->staging_bytes; }
-  // Whether every rank can read and write every other's memory; the same on all ranks.
+  // Whether every rank can read every other's memory; the same on all ranks.
   bool is_open() const { return is_open_; }
+  // Whether there are more ranks than cores.
+  bool is_crowded() const { return patience_.spins == 0; }
 
   // Publishes the caller's identity and waits until every rank has done so.
   Status enter(Deadline deadline);
@@ -109,12 +111,13 @@ class Team {
                   const Meanwhile& meanwhile = nullptr);
   Status wait_for_all(std::uint64_t step, Deadline deadline, const Meanwhile& meanwhile = nullptr);
 
-  // Copies from or to a peer's own memory. A peer that has gone meanwhile is reported as in a wait;
-  // if anything else prevents it the group is aborted, because the others wait for us.
+  // Copies from a peer's own memory. A peer that has gone or given up meanwhile is reported as in a
+  // wait; if anything else prevents it the group is aborted, because the others wait for us.
   Status read_from(int peer, std::byte* to, std::uint64_t from, std::size_t bytes,
                    Deadline deadline);
-  Status write_to(int peer, std::uint64_t to, const std::byte* from, std::size_t bytes,
-                  Deadline deadline);
+  // Tells those who read our memory that it is no longer what they were promised.
+  void withdraw();
+
   // Lets the others know which line asked for the present call.
   void publish_site();
   // Waits until these ranks have, as far as they still can.

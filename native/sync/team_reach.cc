@@ -30,14 +30,19 @@ Status Team::look_for_neighbours(Deadline deadline) {
 
 Status Team::read_from(int peer, std::byte* to, std::uint64_t from, std::size_t bytes,
                        Deadline deadline) {
-  if (neighbours_[static_cast<std::size_t>(peer)].read(to, from, bytes)) return Status::success();
+  if (!neighbours_[static_cast<std::size_t>(peer)].read(to, from, bytes)) {
+    return out_of_reach(peer, deadline);
+  }
+  // Orders what was read before the look at the flag, as the reader of a sequence lock does.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (slot(peer).withdrawn.load(std::memory_order_relaxed) == 0) return Status::success();
+  errno = ECANCELED;
   return out_of_reach(peer, deadline);
 }
 
-Status Team::write_to(int peer, std::uint64_t to, const std::byte* from, std::size_t bytes,
-                      Deadline deadline) {
-  if (neighbours_[static_cast<std::size_t>(peer)].write(to, from, bytes)) return Status::success();
-  return out_of_reach(peer, deadline);
+void Team::withdraw() {
+  slot(rank_).withdrawn.store(1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
 }
 
 Status Team::out_of_reach(int peer, Deadline deadline) {
