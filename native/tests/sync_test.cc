@@ -1,5 +1,3 @@
-#include <sys/mman.h>
-
 #include <chrono>
 #include <cmath>
 #include <deque>
@@ -212,44 +210,4 @@ TEST(forked_child_is_refused_and_its_end_harms_nobody) {
   });
   CHECK(exit_status(pids[0], 10) == 0);
   CHECK(exit_status(pids[1], 10) == 0);
-}
-
-TEST(neighbours_are_reached_by_their_beacon_and_not_by_their_number_alone) {
-  std::uint64_t value = 0x1234;
-  const Beacon right{reinterpret_cast<std::uint64_t>(&value), value};
-  CHECK(Neighbour::find(::getpid(), right).reachable());
-  CHECK(!Neighbour::find(::getpid(), {right.address, value + 1}).reachable());
-  CHECK(!Neighbour::find(::getpid(), {0, value}).reachable());
-  CHECK(!Neighbour::find(0, right).reachable());
-  const Pipe ready;
-  const pid_t pid = ::fork();
-  CHECK(pid >= 0);
-  if (pid == 0) {
-    value = 0x5678;
-    ready.send("x", 1);
-    ::pause();
-  }
-  char told = 0;
-  ready.receive(&told, 1);
-  CHECK(!Neighbour::find(pid, right).reachable());
-  const Neighbour child = Neighbour::find(pid, {right.address, 0x5678});
-  CHECK(child.reachable());
-  std::uint64_t theirs = 0;
-  CHECK(child.read(reinterpret_cast<std::byte*>(&theirs), right.address, sizeof(theirs)));
-  CHECK(theirs == 0x5678 && value == 0x1234);
-  CHECK(!child.read(reinterpret_cast<std::byte*>(&theirs), 0, sizeof(theirs)));
-  ::kill(pid, SIGKILL);
-  (void)exit_status(pid, 10);
-  CHECK(!child.read(reinterpret_cast<std::byte*>(&theirs), right.address, sizeof(theirs)));
-}
-
-TEST(memory_that_cannot_be_read_is_not_offered) {
-  const std::vector<std::byte> good(10);
-  const std::byte* const places[] = {good.data(), nullptr};
-  CHECK(can_be_reached(places, good.size()));
-  auto* const hole = static_cast<std::byte*>(
-      ::mmap(nullptr, page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  const std::byte* const bad[] = {good.data(), hole};
-  CHECK(!can_be_reached(bad, 1));
-  ::munmap(hole, page_bytes);
 }
