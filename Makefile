@@ -8,7 +8,7 @@ NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.cm
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 SANITIZERS := address undefined thread
 
-.PHONY: install demo test check pytest native-test native-plain native-aarch64 bench format clean \
+.PHONY: install demo test check pytest test-ecosystem native-test native-plain native-aarch64 bench format clean \
   $(SANITIZERS:%=native-%)
 
 install: .venv/.installed
@@ -27,8 +27,15 @@ check: install
 	$(BIN)/pytest -q tests/meta
 
 pytest: install
-	$(BIN)/pytest -q --ignore=tests/meta tests
+	$(BIN)/pytest -q --ignore=tests/meta --ignore=tests/ecosystem tests
 	$(BIN)/pytest -q --doctest-modules src/gradsync
+
+# Accelerate, transformers and Lightning on torch.distributed's backend "gradsync", and torch's own
+# test base for process groups. Not part of "test": the libraries are large.
+test-ecosystem: install
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[ecosystem]'
+	$(BIN)/pytest -q tests/ecosystem
+	$(BIN)/python tools/torch_suite.py
 
 # The C++ tests: plain, under the three sanitizers, and on 64-bit Arm.
 native-test: native-plain $(SANITIZERS:%=native-%) native-aarch64
@@ -56,6 +63,7 @@ bench: install
 	mkdir -p build/bench
 	$(BIN)/python benchmarks/stores.py --out build/bench/stores.json
 	$(BIN)/python benchmarks/testkit.py --out build/bench/testkit.json
+	$(BIN)/python benchmarks/ddp_step.py --out build/bench/ddp_step.json --plot build/bench/ddp_step.svg
 	$(PIP) install -c constraints.txt matplotlib numpy rich
 	$(BIN)/python benchmarks/collectives.py --out build/bench/collectives.json
 

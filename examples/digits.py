@@ -1,7 +1,7 @@
 """Trains a small convolutional net on scikit-learn's handwritten digits, on any number of ranks.
 
 Run it with ``gradsync run -n 2 examples/digits.py``, or alone with ``python examples/digits.py``.
-Gradients are averaged in the simplest correct way: one all-reduce for each parameter.
+``DistributedDataParallel`` averages the gradients while backward goes on.
 """
 
 import time
@@ -62,9 +62,7 @@ def main() -> None:
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     train_x, train_y, test_x, test_y = load()
-    model = make_model()
-    for parameter in model.parameters():  # every rank starts from rank 0's weights
-        dist.broadcast(parameter, src=0)
+    model = dist.DistributedDataParallel(make_model())  # every rank starts from rank 0's weights
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     steps_per_epoch = len(train_y) // BATCH
@@ -78,8 +76,6 @@ def main() -> None:
                 loss = nn.functional.cross_entropy(model(train_x[batch]), train_y[batch])
                 optimizer.zero_grad()
                 loss.backward()
-                for parameter in model.parameters():
-                    dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
                 optimizer.step()
                 steps += 1
                 bar.update(task, advance=1, epoch=epoch + 1, loss=loss.item(), accuracy=score)

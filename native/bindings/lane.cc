@@ -6,10 +6,12 @@
 // takes the ordinary way, which carries it out or says what is wrong. (A call that failed has
 // broken the group, so it is not tried again: the session gives the same answer.)
 #include <algorithm>
+#include <climits>
 #include <vector>
 
 #include "bindings/session.h"
 #include "bindings/tensors.h"
+#include "p2p/mailbox.h"
 
 namespace nb = nanobind;
 
@@ -139,6 +141,16 @@ class Lane {
     });
   }
 
+  // Messages. What went wrong with one is raised: the ordinary way would send it once more.
+  bool send(nb::handle tensor, nb::handle target, nb::handle tag) {
+    return transfer(true, tensor, target, tag) != not_carried_out;
+  }
+  // Returns who sent it.
+  int recv(nb::handle tensor, nb::handle source, nb::handle tag) {
+    return transfer(false, tensor, source, tag);
+  }
+  static constexpr int not_carried_out = -2;
+
   // For Python's garbage collector: a hook may know the group that we belong to.
   static int traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
@@ -232,6 +244,26 @@ class Lane {
     return status.ok();
   }
 
+  int transfer(bool is_send, nb::handle tensor, nb::handle other, nb::handle tag) {
+    PlainTensor plain;
+    int peer = any_source, number = 0;
+    if (!open() || !reader_.read(tensor, plain)) return not_carried_out;
+    if ((is_send || !other.is_none()) && !read_root(other, peer)) return not_carried_out;
+    if (peer == session_->rank() || !read_number(tag, INT_MAX, number)) return not_carried_out;
+    int source = any_source;
+    run_released([&] {
+      return session_->mail().run({is_send,
+                                   peer,
+                                   number,
+                                   plain.data,
+                                   {plain.count, plain.dtype},
+                                   Deadline::after(timeout_s_),
+                                   nullptr},
+                                  source);
+    });
+    return source;
+  }
+
   nb::object kept_;
   Session* session_ = nullptr;
   double timeout_s_ = 0;
@@ -268,7 +300,9 @@ void bind_lane(nb::module_& module) {
       .def("gather", &Lane::gather, first, second, third)
       .def("scatter", &Lane::scatter, first, second, third)
       .def("reduce_scatter_single", &Lane::reduce_scatter_single, first, second, third)
-      .def("all_to_all_single", &Lane::all_to_all_single, first, second);
+      .def("all_to_all_single", &Lane::all_to_all_single, first, second)
+      .def("send", &Lane::send, first, second, third)
+      .def("recv", &Lane::recv, first, second, third);
 }
 
 }  // namespace gradsync

@@ -4,42 +4,13 @@
 #include <functional>
 #include <memory>
 
+#include "bindings/callback.h"
 #include "bindings/session.h"
 
 namespace nb = nanobind;
 
 namespace gradsync {
 namespace {
-
-// A Python function that any thread may call or drop. Once the interpreter is going, it is neither
-// called nor freed.
-class Callback {
- public:
-  explicit Callback(nb::callable function) : function_(std::move(function)) {}
-  ~Callback() {
-    if (is_finalizing()) {
-      (void)function_.release();
-      return;
-    }
-    const nb::gil_scoped_acquire locked;
-    function_.reset();
-  }
-  Callback(const Callback&) = delete;
-  Callback& operator=(const Callback&) = delete;
-
-  void operator()() {
-    if (is_finalizing()) return;
-    const nb::gil_scoped_acquire locked;
-    try {
-      function_();
-    } catch (nb::python_error& error) {
-      error.discard_as_unraisable("a callback of a finished call");
-    }
-  }
-
- private:
-  nb::callable function_;
-};
 
 bool wait(Pending& self, double timeout_s) {
   Status status;
@@ -63,9 +34,9 @@ void bind_pending(nb::module_& module) {
       .def(
           "on_done",
           [](Pending& self, nb::callable function) {
-            const auto callback = std::make_shared<Callback>(std::move(function));
+            const Callback callback(std::move(function));
             const Unlocked unlocked;
-            self.ticket->on_done([callback] { (*callback)(); });
+            self.ticket->on_done(callback);
           },
           nb::arg("callback"));
 }

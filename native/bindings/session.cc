@@ -94,7 +94,15 @@ nb::list rows_of(const std::vector<RankReport>& reports) {
 }
 
 void bind_questions(nb::class_<Session>& session) {
-  session.def("ask_through", &Session::ask_through, nb::arg("world"), nb::arg("places"))
+  session
+      .def(
+          "ask",
+          [](const Session& self, const std::vector<int>& ranks, double timeout_s) {
+            const Unlocked unlocked;
+            return self.ask(ranks, Deadline::after(timeout_s));
+          },
+          nb::arg("ranks"), nb::arg("timeout_s"))
+      .def("ask_through", &Session::ask_through, nb::arg("world"), nb::arg("places"))
       .def("next_question",
            [](Session& self) {
              const Unlocked unlocked;
@@ -196,6 +204,7 @@ void bind_session(nb::module_& module) {
   bind_pending(module);
   bind_calls(session);
   bind_piece_calls(session);
+  bind_mail(module, session);
   bind_board(module, session);
   module.def("local_sessions", &local_sessions, nb::arg("ranks"), nb::arg("staging_bytes"));
   module.def("usable_cores", [] { return usable_cores(affinity_mask(), cgroup_cpus()); });

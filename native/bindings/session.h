@@ -63,4 +63,7 @@ void bind_board(nanobind::module_& module, nanobind::class_<Session>& session);
 // Calls that take one address per rank: bindings/pieces.cc.
 void bind_piece_calls(nanobind::class_<Session>& session);
 
+// Messages: bindings/mail.cc.
+void bind_mail(nanobind::module_& module, nanobind::class_<Session>& session);
+
 }  // namespace gradsync

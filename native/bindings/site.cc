@@ -149,6 +149,7 @@ void bind_site(nb::module_& module) {
   module.def(
       "set_own_folders", [](std::vector<nb::str> folders) { own_folders() = std::move(folders); },
       nb::arg("folders"));
+  module.def("present_site", [] { return describe(present_line()); });
   module.def(
       "tell_of_long_waits",
       [](double after_s, nb::object callback) {

@@ -66,7 +66,7 @@ Status reserve_memory(const Fd& fd, std::size_t offset, std::size_t bytes) {
   return Status::from_errno("reserving " + std::to_string(bytes) + " bytes of shared memory");
 }
 
-Status Segment::create(std::size_t bytes, Segment& out) {
+Status Segment::create(std::size_t bytes, std::size_t reserved, Segment& out) {
   Fd fd(::memfd_create("gradsync", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return Status::from_errno("memfd_create");
   const auto length = static_cast<off_t>(bytes);
@@ -74,10 +74,14 @@ Status Segment::create(std::size_t bytes, Segment& out) {
     return Status::from_errno("sizing " + std::to_string(bytes) + " bytes of shared memory",
                               length < 0 ? EINVAL : errno);
   }
-  const Status status = reserve_memory(fd, 0, bytes);
+  const Status status = reserve_memory(fd, 0, reserved);
   if (!status.ok()) return status;
   if (::fcntl(fd.get(), F_ADD_SEALS, seals) != 0) return Status::from_errno("sealing a memfd");
   return out.map_here(std::move(fd), bytes);
+}
+
+Status Segment::reserve(std::size_t offset, std::size_t bytes) const {
+  return reserve_memory(fd_, offset, bytes);
 }
 
 Status Segment::map(Fd fd, std::size_t bytes, Segment& out) {

@@ -22,7 +22,10 @@ class Segment {
   ~Segment();
 
   // Creates zeroed memory of `bytes`, reserved and sealed against resizing.
-  static Status create(std::size_t bytes, Segment& out);
+  static Status create(std::size_t bytes, Segment& out) { return create(bytes, bytes, out); }
+  // The same with only the first `reserved` bytes reserved; the rest must be, before it is touched.
+  static Status create(std::size_t bytes, std::size_t reserved, Segment& out);
+  Status reserve(std::size_t offset, std::size_t bytes) const;
   // Maps memory that another process created; refuses a file that is too small or not sealed.
   static Status map(Fd fd, std::size_t bytes, Segment& out);
 

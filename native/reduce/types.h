@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace gradsync {
 
@@ -65,6 +66,19 @@ constexpr std::size_t size_of(Dtype dtype) {
     case Dtype::c128: return 16;
   }
   return 0;
+}
+
+// The names that Python users know.
+constexpr const char* name_of(Dtype dtype) {
+  constexpr const char* names[] = {
+      "float64",     "float32",         "float16",         "bfloat16",
+      "int64",       "int32",           "int16",           "int8",
+      "uint64",      "uint32",          "uint16",          "uint8",
+      "bool",        "complex128",      "complex64",       "float8_e4m3fn",
+      "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+  };
+  static_assert(std::size(names) == static_cast<std::size_t>(Dtype::last) + 1);
+  return dtype <= Dtype::last ? names[static_cast<std::size_t>(dtype)] : "unknown";
 }
 
 }  // namespace gradsync

@@ -31,19 +31,24 @@ void Session::look_into(const Status& status) {
     team_.await_sites(here, Deadline::after(for_lost_s));
   } else if (status.code == Code::timeout) {
     const Deadline deadline = Deadline::after(for_timeout_s);
-    answers = whereabouts_.ask(status.ranks, deadline);
+    answers = ask(status.ranks, deadline);
     team_.await_sites(here, deadline);
   }
   findings_ = report();
   if (status.code != Code::timeout) return;
   for (std::size_t i = 0; i < answers.size(); ++i) {
-    const int rank = status.ranks[i];
-    if (answers[i].empty()) {
-      const std::string doing = team_.liveness().what_it_does(rank);
-      if (!doing.empty()) answers[i] = "it does not answer: its process is " + doing;
-    }
-    findings_[static_cast<std::size_t>(rank)].standing = answers[i];
+    findings_[static_cast<std::size_t>(status.ranks[i])].standing = answers[i];
   }
+}
+
+std::vector<std::string> Session::ask(const std::vector<int>& ranks, Deadline deadline) const {
+  std::vector<std::string> answers = whereabouts_.ask(ranks, deadline);
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    if (!answers[i].empty()) continue;
+    const std::string doing = team_.liveness().what_it_does(ranks[i]);
+    if (!doing.empty()) answers[i] = "it does not answer: its process is " + doing;
+  }
+  return answers;
 }
 
 void Session::ask_through(const Session& world, const std::vector<int>& places) {

@@ -27,17 +27,23 @@ void Ticket::on_done(std::function<void()> callback) {
   callback();
 }
 
-void Ticket::complete(Status status) {
-  std::vector<std::function<void()>> callbacks;
+void Ticket::settle(Status status) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     status_ = std::move(status);
     // seq_cst: either we see the sleeper, or the sleeper sees that we are done. It releases the
     // status as well.
     done_.store(1, std::memory_order_seq_cst);
-    callbacks.swap(callbacks_);
   }
   if (sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(done_);
+}
+
+void Ticket::call_back() {
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    callbacks.swap(callbacks_);
+  }
   for (const auto& callback : callbacks) callback();
 }
 
@@ -94,9 +100,11 @@ void Queue::carry_out_first() {
   const Queue* const outer = std::exchange(carrying_out, this);
   Status status = entry.call();
   carrying_out = outer;
-  // What follows a call (a callback, say) may make the next one.
+  // Whoever makes the next call finds this one done; what follows it (a callback) may make that
+  // one.
+  entry.ticket->settle(std::move(status));
   turn_.give_back();
-  entry.ticket->complete(std::move(status));
+  entry.ticket->call_back();
 }
 
 void Queue::work() {

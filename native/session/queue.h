@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/deadline.h"
@@ -28,8 +29,13 @@ class Ticket {
   // Runs `callback` once it is done, in the thread that carried it out, or now.
   void on_done(std::function<void()> callback);
 
-  // For whoever carries it out.
-  void complete(Status status);
+  // For whoever carries it out: it is over, and then what waits for that.
+  void settle(Status status);
+  void call_back();
+  void complete(Status status) {
+    settle(std::move(status));
+    call_back();
+  }
   // Sleeps until it is done, but not for long.
   void doze(Deadline deadline);
 

@@ -44,6 +44,17 @@ void send_away(const std::vector<Guest>& guests, const Status& status) {
   }
 }
 
+// Messages come after what the team needs.
+std::size_t mail_offset(int ranks, std::size_t staging_bytes) {
+  return segment_bytes(static_cast<std::size_t>(ranks), staging_bytes);
+}
+
+Status make_segment(int ranks, std::size_t staging_bytes, Segment& out) {
+  const MailLayout mail{static_cast<std::size_t>(ranks)};
+  const std::size_t offset = mail_offset(ranks, staging_bytes);
+  return Segment::create(offset + mail.total_bytes(), offset + mail.reserved_bytes(), out);
+}
+
 std::vector<int> all_ranks(int ranks) {
   std::vector<int> all(static_cast<std::size_t>(ranks));
   std::iota(all.begin(), all.end(), 0);
@@ -60,7 +71,8 @@ Session::Session(std::shared_ptr<Segment> segment, std::shared_ptr<Arena> arena,
       team_(segment_->data(), rank, ranks, std::move(liveness)),
       staging_(team_, arena_.get()),
       answerer_(team_.slots()[rank]),
-      whereabouts_(segment_, team_.slots(), all_ranks(ranks)) {}
+      whereabouts_(segment_, team_.slots(), all_ranks(ranks)),
+      mail_(team_, segment_, mail_offset(ranks, team_.staging_bytes())) {}
 
 Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
                      const Session* world, Deadline deadline, std::unique_ptr<Session>& out) {
@@ -77,8 +89,7 @@ Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t stag
   if (status.ok()) status = lobby.gather(ranks, deadline, expected, guests);
   Segment segment;
   if (status.ok()) {
-    status =
-        Segment::create(segment_bytes(static_cast<std::size_t>(ranks), staging_bytes), segment);
+    status = make_segment(ranks, staging_bytes, segment);
   }
   std::shared_ptr<Arena> arena = world != nullptr ? world->arena_ : nullptr;
   if (status.ok() && world == nullptr) status = Arena::create(ranks, arena);
@@ -157,8 +168,7 @@ Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, const
 Status Session::local(int ranks, std::size_t staging_bytes,
                       std::vector<std::unique_ptr<Session>>& out, bool open) {
   const auto segment = std::make_shared<Segment>();
-  Status status =
-      Segment::create(segment_bytes(static_cast<std::size_t>(ranks), staging_bytes), *segment);
+  Status status = make_segment(ranks, staging_bytes, *segment);
   if (!status.ok()) return status;
   std::shared_ptr<Arena> arena;
   status = Arena::create(ranks, arena);
@@ -182,6 +192,7 @@ Session::~Session() {
 void Session::close(Deadline deadline) {
   if (!is_ours()) return;
   queue_.drain(deadline);
+  mail_.close(deadline);
   team_.cancel();
   queue_.close();
   leave("");
@@ -224,6 +235,9 @@ Status Session::guarded(Call& call) {
     team_.abort(why.str(), true);
   }
   if (!broken_.ok()) look_into(status);
+  // Ctrl-C reaches all ranks at once, and some see the others go before they see the signal.
+  if (!status.ok() && status.code != Code::interrupted && interrupted())
+    return interrupted_status();
   return status;
 }
 

@@ -14,6 +14,7 @@
 #include "memory/arena.h"
 #include "memory/handoff.h"
 #include "memory/segment.h"
+#include "p2p/mailbox.h"
 #include "session/queue.h"
 #include "sync/team.h"
 #include "sync/whereabouts.h"
@@ -75,6 +76,9 @@ class Session {
   Status all_to_all(const Pieces<const std::byte>& inputs, const Pieces<std::byte>& outputs,
                     Dtype dtype, Deadline deadline);
 
+  // Messages between two ranks, in any order with regard to the calls above.
+  Mailbox& mail() { return mail_; }
+
   // A board over buckets in the arena, the same on all ranks; see algo/board.h. A collective.
   Status make_board(std::span<std::byte* const> buckets, std::vector<BucketShape> shapes,
                     Deadline deadline, std::unique_ptr<Board>& out);
@@ -100,6 +104,9 @@ class Session {
   // What every rank was doing when a call failed, as far as they could still say; the present state
   // when none has.
   std::vector<RankReport> findings() const { return findings_.empty() ? report() : findings_; }
+  // Where the programs of these ranks stand, by their own words or the system's; empty where
+  // neither can be had.
+  std::vector<std::string> ask(const std::vector<int>& ranks, Deadline deadline) const;
   // For a sub-group: questions go through its world, where its ranks are `places`.
   void ask_through(const Session& world, const std::vector<int>& places);
   // For the thread that answers a world's questions. The number of the next one, 0 at the end.
@@ -140,6 +147,7 @@ class Session {
   std::uint32_t boards_ = 0;  // made so far
   Status broken_;             // written and read by whoever has the turn
   Queue queue_;
+  Mailbox mail_;
 };
 
 }  // namespace gradsync

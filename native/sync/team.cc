@@ -294,23 +294,37 @@ Status Team::health(std::uint64_t step) const {
     if (peer == rank_ || has_reached(peer, step)) return;
     if (culprit < 0 || !has_reached(peer, progress_of(culprit))) culprit = peer;
   };
-  for (int peer = 0; peer < size_; ++peer) {
-    const Presence presence = slot(peer).presence.load(std::memory_order_acquire);
-    if (presence == Presence::failed || presence == Presence::left) suspect(peer);
-  }
-  for (const int peer : liveness_.dead()) suspect(peer);
+  for (const int peer : departed()) suspect(peer);
   if (culprit < 0) return Status::success();
   // Unless it went in the middle of a step, where it has got no further than its own cause.
   const std::uint32_t blamed = slot(culprit).blames.load(std::memory_order_acquire);
-  return gone(blamed == 0 ? culprit : static_cast<int>(blamed) - 1);
+  return why_gone(blamed == 0 ? culprit : static_cast<int>(blamed) - 1);
 }
 
-Status Team::gone(int culprit) const {
-  const Presence presence = slot(culprit).presence.load(std::memory_order_acquire);
-  if (presence == Presence::failed) return lost(culprit, slot(culprit).note.data());
-  if (presence == Presence::left) return lost(culprit, "left the group before this call");
-  const std::string how = liveness_.how_it_ended(culprit, slot(culprit).pid);
-  return lost(culprit, how.empty() ? "its process is gone" : "its process is gone: " + how);
+std::vector<int> Team::departed() const {
+  // Who left in peace comes last: it may have gone because of one that did not.
+  std::vector<int> gone, in_peace;
+  for (int peer = 0; peer < size_; ++peer) {
+    const Presence presence = slot(peer).presence.load(std::memory_order_acquire);
+    if (presence == Presence::failed) gone.push_back(peer);
+    if (presence == Presence::left) in_peace.push_back(peer);
+  }
+  const auto is_in = [](const std::vector<int>& list, int peer) {
+    return std::find(list.begin(), list.end(), peer) != list.end();
+  };
+  for (const int peer : liveness_.dead()) {
+    if (!is_in(gone, peer) && !is_in(in_peace, peer)) gone.push_back(peer);
+  }
+  gone.insert(gone.end(), in_peace.begin(), in_peace.end());
+  return gone;
+}
+
+Status Team::why_gone(int peer) const {
+  const Presence presence = slot(peer).presence.load(std::memory_order_acquire);
+  if (presence == Presence::failed) return lost(peer, slot(peer).note.data());
+  if (presence == Presence::left) return lost(peer, "left the group before this call");
+  const std::string how = liveness_.how_it_ended(peer, slot(peer).pid);
+  return lost(peer, how.empty() ? "its process is gone" : "its process is gone: " + how);
 }
 
 Status Team::lost(int peer, const std::string& why) const {

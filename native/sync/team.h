@@ -123,6 +123,15 @@ class Team {
   // Waits until these ranks have, as far as they still can.
   void await_sites(const std::vector<int>& ranks, Deadline deadline) const;
 
+  // For waits that are not for steps. The ranks that left, failed or died; one poll(2) for all.
+  std::vector<int> departed() const;
+  bool has_left(int peer) const {
+    return slot(peer).presence.load(std::memory_order_acquire) == Presence::left;
+  }
+  // Why a rank that is no longer there is not.
+  Status why_gone(int peer) const;
+  const Patience& patience() const { return patience_; }
+
   Announcement announced_by(int peer) const;
   const Liveness& liveness() const { return liveness_; }
   Slot* slots() const { return slots_; }
@@ -138,12 +147,9 @@ class Team {
   // Why the step cannot come any more, or ok.
   Status health(std::uint64_t step) const;
   Status lost(int peer, const std::string& why) const;
-  // What became of a rank that has left or died.
-  Status gone(int culprit) const;
   Status timed_out(std::uint64_t step) const;
   Status look_for_neighbours(Deadline deadline);
   Status out_of_reach(int peer, Deadline deadline);
-  bool has_gone(int peer) const;
   bool is_on_core_of(int peer) const;
   // Schedulers are slow to part ranks that were woken on one core although there are enough: two
   // that wait for each other there take hundreds of microseconds for what takes one on two cores.

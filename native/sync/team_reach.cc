@@ -52,7 +52,8 @@ Status Team::out_of_reach(int peer, Deadline deadline) {
   while (!patience.expired() && !deadline.expired()) {
     Status status = health(progress_ + 1);
     // It may have made its step before it went.
-    if (status.ok() && has_gone(peer)) status = gone(peer);
+    const std::vector<int> gone = departed();
+    if (status.ok() && std::ranges::find(gone, peer) != gone.end()) status = why_gone(peer);
     if (!status.ok()) {
       if (status.code == Code::peer_lost) {
         slot(rank_).blames.store(static_cast<std::uint32_t>(status.ranks[0]) + 1,
@@ -66,12 +67,6 @@ Status Team::out_of_reach(int peer, Deadline deadline) {
                           std::to_string(peer) + ": " + std::strerror(error);
   abort(why);
   return Status::error(Code::system, why, {peer});
-}
-
-bool Team::has_gone(int peer) const {
-  if (slot(peer).presence.load(std::memory_order_acquire) != Presence::active) return true;
-  const std::vector<int> dead = liveness_.dead();
-  return std::find(dead.begin(), dead.end(), peer) != dead.end();
 }
 
 bool Team::is_on_core_of(int peer) const {

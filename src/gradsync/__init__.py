@@ -11,12 +11,18 @@ from importlib import import_module
 from typing import Any
 
 from gradsync import errors
+from gradsync.torch_backend.register import register_when_possible
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "backends.work": ("Work",),
+    "backends.registry": ("Backend", "BackendConfig"),
     "base.dtypes": ("ReduceOp", "reduce_op"),
+    "ddp.comm_hooks.hook": ("GradBucket",),
+    "ddp.ddp": ("DistributedDataParallel",),
+    "ddp.join": ("Join", "JoinHook", "Joinable"),
+    "ddp.replicate": ("replica_of", "replicate"),
     "device_mesh.mesh": ("DeviceMesh", "init_device_mesh"),
     "errors": tuple(errors.__all__),
     "group.coalescing": (
@@ -44,20 +50,35 @@ _HOMES = {
         "scatter",
     ),
     "group.group": ("ProcessGroup",),
+    "group.messages": ("P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"),
+    "group.monitored": ("monitored_barrier",),
     "group.profiling": ("record_comm",),
     "group.reductions": ("supports_complex",),
     "group.objects": (
         "all_gather_object",
         "broadcast_object_list",
         "gather_object",
+        "recv_object_list",
         "scatter_object_list",
+        "send_object_list",
     ),
     "group.shared": ("shared_empty", "shared_like", "shared_zeros"),
     "launch.spawn": ("spawn",),
     "rendezvous.meeting": ("register_rendezvous_handler", "rendezvous"),
-    "session.lifecycle": ("default_pg_timeout", "destroy_process_group", "init_process_group"),
+    "session.debug": (
+        "DebugLevel",
+        "get_debug_level",
+        "set_debug_level",
+        "set_debug_level_from_env",
+    ),
+    "session.lifecycle": (
+        "abort_process_group",
+        "create_world",
+        "default_pg_timeout",
+        "destroy_process_group",
+        "init_process_group",
+    ),
     "session.queries": (
-        "BackendConfig",
         "GroupMember",
         "_get_default_group",
         "_get_default_store",
@@ -116,3 +137,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+# torch.distributed.init_process_group("gradsync") works from here on.
+register_when_possible()

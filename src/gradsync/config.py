@@ -44,6 +44,12 @@ VARIABLES = (
         "Seconds after which a call that still waits for a rank says so, in one line on the logger "
         "`gradsync` (stderr unless logging is set up); 0 for never.",
     ),
+    Variable(
+        "GRADSYNC_DEBUG",
+        "",
+        "How much is told: OFF, INFO (groups that come and go) or DETAIL (every call with its "
+        "line); it comes before TORCH_DISTRIBUTED_DEBUG.",
+    ),
 )
 
 

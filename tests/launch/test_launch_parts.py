@@ -6,6 +6,7 @@ import tempfile
 import pytest
 
 from gradsync import _native
+from gradsync.cli.main import main
 from gradsync.errors import PeerLostError
 from gradsync.launch.job import _usual_threads
 from gradsync.launch.output import Relay, Sink
@@ -109,3 +110,10 @@ def test_reader_that_left_does_not_stop_the_job():
     stream.feed(b"lost too\n")
     assert stream.last_lines == ["lost", "lost too"]
     os.close(writer)
+
+
+def test_grace_is_a_number_of_seconds(capsys):
+    for text in ("nan", "inf", "-1", "soon"):
+        with pytest.raises(SystemExit):
+            main(["run", f"--grace={text}", "script.py"])
+        assert "argument --grace: must be a number of seconds" in capsys.readouterr().err

@@ -19,19 +19,23 @@ MAY_IMPORT = {
     "rendezvous": BASE | {"stores"},
     "backends": BASE | {"stores", "_native"},
     "group": BASE | {"backends", "stores"},
+    "ddp": BASE | {"group"},
     "nn": BASE | {"group"},
     "session": BASE | {"stores", "rendezvous", "backends", "group"},
     "device_mesh": BASE | {"group", "session"},
     "launch": BASE | {"stores", "rendezvous", "_native"},
     "cli": BASE | {"launch"},
     "__main__": {"cli"},
+    # gradsync as a backend of torch.distributed.
+    "torch_backend": BASE | {"stores", "rendezvous", "backends", "group", "session"},
     "testing": BASE | {"stores", "rendezvous", "backends", "group", "session", "launch", "_native"},
     # The package's front door names everything and imports it on first use.
     "__init__": BASE
-    | {"stores", "rendezvous", "backends", "group", "nn", "session", "device_mesh", "launch"},
+    | {"stores", "rendezvous", "backends", "group", "nn", "ddp", "session", "device_mesh"}
+    | {"launch", "torch_backend"},
 }
 
-MAY_IMPORT_TORCH = {"device_mesh", "group", "nn", "session", "testing"}
+MAY_IMPORT_TORCH = {"ddp", "device_mesh", "group", "nn", "session", "testing", "torch_backend"}
 # Adapters to torch's own stores import it when they are called.
 TORCH_INSIDE_FUNCTIONS = {"stores/torch_store.py", "rendezvous/resolve.py"}
 
@@ -109,10 +113,11 @@ NATIVE_MAY_INCLUDE = {
     "sync": {"common"},
     "reduce": {"common"},
     "algo": {"common", "memory", "sync", "reduce"},
-    "session": {"common", "memory", "sync", "reduce", "algo"},
+    "p2p": {"common", "memory", "sync", "reduce"},
+    "session": {"common", "memory", "sync", "reduce", "algo", "p2p"},
     "store": {"common"},
-    "bindings": {"common", "reduce", "session", "store"},
-    "tests": {"common", "memory", "sync", "reduce", "algo", "session", "store"},
+    "bindings": {"common", "reduce", "p2p", "session", "store"},
+    "tests": {"common", "memory", "sync", "reduce", "algo", "p2p", "session", "store"},
 }
 
 

@@ -92,7 +92,7 @@ def test_scalars_views_and_leaves(rank, world_size):
     with pytest.raises(TypeError, match=r"needs a torch\.Tensor, got list"):
         dist.all_reduce([1, 2])
     with pytest.raises(dist.UsageError, match="dense CPU tensors"):
-        dist.all_reduce(torch.eye(2).to_sparse())
+        dist.broadcast(torch.eye(2).to_sparse(), src=0)
     with pytest.raises(dist.UsageError, match=r"rank 7 of the world is not in the group"):
         dist.broadcast(torch.ones(1), src=7)
     with pytest.raises(dist.UsageError, match="needs a rank of the world"):

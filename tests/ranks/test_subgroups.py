@@ -90,7 +90,7 @@ def test_mistakes_are_found_before_anything_is_sent():
         dist.new_subgroups(3)
     with pytest.raises(dist.UsageError, match="rank 0 is in more than one"):
         dist.new_subgroups_by_enumeration([[0], [0, 1]])
-    with pytest.raises(dist.UsageError, match="cannot on 'gloo'"):
+    with pytest.raises(dist.BackendUnavailable, match="'gloo' is not available"):
         dist.new_group([0], backend="gloo")
     group = dist.new_group()
     dist.destroy_process_group(group)

@@ -11,6 +11,10 @@ import pytest
 import torch
 
 import gradsync as dist
+from gradsync import _native
+from gradsync.backends.call import NO_BUFFER, Call
+from gradsync.backends.ops import BARRIER
+from gradsync.backends.translate import call_error
 from gradsync.testing import faults
 
 
@@ -86,6 +90,18 @@ def test_timeout_says_where_the_missing_rank_stands(rank, group):
     assert "gradsync answers" not in text
 
 
+@pytest.mark.ranks(2)
+def test_message_that_does_not_come_tells_where_its_sender_stands(rank, group):
+    if rank == 1:
+        time.sleep(0.6)  # sender line
+        return
+    time.sleep(0.1)
+    with pytest.raises(dist.CollectiveTimeout) as caught:
+        group.recv(torch.ones(1), 1, timeout=0.1)
+    here = rf"rank 1 stands at\n(    .*\n)*    \S*:{line_of('sender line')} in test_message"
+    assert re.search(here, str(caught.value))
+
+
 @pytest.mark.ranks(2, timeout=30)
 @pytest.mark.parametrize("how", ["stopped", "holding"])
 def test_rank_that_cannot_answer_is_described_by_the_system(rank, group, how):
@@ -148,3 +164,15 @@ def test_nonsense_as_patience_is_refused(monkeypatch):
         with pytest.raises(dist.UsageError, match="GRADSYNC_LATE_AFTER must be a number of sec"):
             dist.init_process_group(world_size=1)
         assert not dist.is_initialized()
+
+
+def test_failure_that_cannot_be_is_called_a_bug():
+    dist.init_process_group(world_size=1)
+    session = dist.group.WORLD.backend._session
+    call = Call(BARRIER, NO_BUFFER, 1.0)
+    error = call_error(_native.StatusError("queue_empty", "of all things", []), session, call)
+    assert isinstance(error, dist.InternalError)
+    assert "barrier #0 on rank 0 of 1: the native core failed in an unknown way (queue_empty)" in (
+        str(error)
+    )
+    dist.destroy_process_group()

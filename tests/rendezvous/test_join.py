@@ -9,7 +9,7 @@ import pytest
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import HostEvidence
 from gradsync.errors import RendezvousError
-from gradsync.rendezvous.join import Joined, join
+from gradsync.rendezvous.join import Joined, join, leave
 from gradsync.rendezvous.member import Member
 from gradsync.stores.file import FileStore
 from gradsync.stores.hash import HashStore
@@ -102,6 +102,36 @@ def test_failed_round_does_not_spoil_the_next(store):
     assert all(isinstance(outcome, RendezvousError) for outcome in first)
     second = on_threads([arrive(store, rank, 3) for rank in range(3)])
     assert all(isinstance(outcome, Joined) for outcome in second), second
+
+
+def test_death_between_arrival_and_verdict_is_an_error_on_all(monkeypatch):
+    """Rank 0 looks before rank 1 dies and goes on; rank 2 looks after, and must not wait for it."""
+    from gradsync.rendezvous import join as module
+
+    store = HashStore()
+    gone = HostEvidence("here", "host", 4711, 1, 1, 1, 1)
+    store.set("gradsync/rendezvous/0/1", Member(1, 3, 1, gone, "x").encode())
+    sees_it = threading.local()
+    monkeypatch.setattr(
+        module, "is_dead", lambda one, observer: one == gone and hasattr(sees_it, "yes")
+    )
+
+    def early() -> Joined:
+        joined = join(store, 0, 3, Deadline(20))
+        time.sleep(0.2)
+        leave(store, joined, 0)  # what a rank does that fails to form the group
+        return joined
+
+    def late() -> Joined:
+        sees_it.yes = True
+        return join(store, 2, 3, Deadline(20))
+
+    begin = time.monotonic()
+    first, second = on_threads([early, late])
+    assert isinstance(first, Joined)
+    assert isinstance(second, RendezvousError)
+    assert "rank 1 (pid 4711 on host) ended before everyone had come; rank 0 has" in str(second)
+    assert time.monotonic() - begin < 5
 
 
 def test_late_rank_learns_that_the_others_gave_up():

@@ -43,6 +43,9 @@ class Call(NamedTuple):
     outputs: tuple[Buffer, ...] = ()
     asynchronous: bool = False
     """Whether ``submit`` may return before the call is carried out."""
+    peer: int = -1
+    """The rank at the other end of a message; -1 receives from any."""
+    tag: int = 0
 
     @property
     def main_buffer(self) -> Buffer:

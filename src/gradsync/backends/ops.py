@@ -19,9 +19,12 @@ __all__ = [
     "FINISH_BUCKETS",
     "GATHER",
     "OPS",
+    "RECV",
     "REDUCE",
     "REDUCE_SCATTER",
     "SCATTER",
+    "SEND",
+    "TRANSFERS",
     "Op",
     "describe",
 ]
@@ -37,6 +40,8 @@ class Op(NamedTuple):
     has_root: bool = False
     has_count: bool = True
     """Whether all ranks must give the same number of elements."""
+    has_peer: bool = False
+    """Whether it is between two ranks; only they call it, and nothing is announced."""
 
 
 BARRIER = Op("barrier", 1, has_data=False)
@@ -62,6 +67,12 @@ OPS = (
     ALL_TO_ALL,
     FINISH_BUCKETS,
 )
+
+# Not announced, so their numbers are seen by observers only.
+SEND = Op("send", 240, has_peer=True)
+RECV = Op("recv", 241, has_peer=True)
+
+TRANSFERS = (SEND, RECV)
 
 _UNEVEN = 1 << 24
 """An all_gather or a reduce_scatter of pieces that differ in size; the count is their sum."""

@@ -43,7 +43,7 @@ class PendingWork(Work):
 
     def wait(self, timeout: Timeout | None = None) -> bool:
         """Wait until the call is done and return True; raise its error if it failed."""
-        limit_s = -1.0 if timeout is None else seconds(timeout)
+        limit_s = -1.0 if timeout is None else seconds(timeout) or -1.0  # zero is no limit
         if self._error is None:
             try:
                 done = self._handle.wait(limit_s)

@@ -21,6 +21,7 @@ from gradsync.backends.call import NO_BUFFER, Buffer, Call
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST, FINISH_BUCKETS
 from gradsync.backends.pending import PendingWork
 from gradsync.backends.pieces import run_pieces
+from gradsync.backends.transfers import run_transfer
 from gradsync.backends.translate import (
     RankState,
     broken_error,
@@ -99,6 +100,8 @@ class ShmBackend:
 
     def submit(self, call: Call) -> Work:
         """Carry out a call, or hand it in, and return its handle."""
+        if call.op.has_peer:
+            return run_transfer(self._session, call)
         if self._broken is not None:
             raise copy.copy(self._broken)
         op, buffer, timeout_s = call.op, call.buffer, call.timeout_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from gradsync import _native
@@ -31,6 +31,7 @@ __all__ = [
     "forming_error",
     "no_memory_error",
     "rank_states",
+    "stands_at",
 ]
 
 
@@ -95,6 +96,7 @@ def broken_error(first: DistBackendError) -> DistBackendError:
     """Return the exception for a call on a group that an earlier call has broken."""
     return type(first)(
         f"the group is broken since an earlier call failed: {first}",
+        group=first.group,
         op=first.op,
         seq=first.seq,
         rank=first.rank,
@@ -179,12 +181,22 @@ def _timeout(
         f"is slow, stuck, or took another branch; give a longer timeout if it is only slow."
     ]
     lines += [f"  rank {s.rank} waits at {s.site}" for s in arrived if s.site]
-    for rank in missing:
-        standing = states[rank].standing or standing_of(rank)
-        if standing:
-            stack = standing.replace("\n", "\n    ")
-            lines.append(f"  rank {rank} stands at\n    {stack}")
-    return "\n".join(lines)
+    standings = ((rank, states[rank].standing or standing_of(rank)) for rank in missing)
+    return "\n".join(lines) + stands_at(standings)
+
+
+def stands_at(standings: Iterable[tuple[int, str]]) -> str:
+    """Say where ranks stand, as far as it is known, in lines that follow a message.
+
+    >>> print(stands_at([(1, "train.py:3 in step"), (2, "")]).strip())
+    rank 1 stands at
+        train.py:3 in step
+    """
+    return "".join(
+        f"\n  rank {rank} stands at\n    " + standing.replace("\n", "\n    ")
+        for rank, standing in standings
+        if standing
+    )
 
 
 def no_memory_error(error: _native.StatusError) -> DistError:

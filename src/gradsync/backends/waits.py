@@ -19,7 +19,15 @@ from gradsync import _native
 from gradsync.backends.ops import describe
 from gradsync.config import read_seconds
 
-__all__ = ["Answering", "short_path", "stack_of", "standing", "watch_waits"]
+__all__ = [
+    "Answering",
+    "names",
+    "present_site",
+    "short_path",
+    "stack_of",
+    "standing",
+    "watch_waits",
+]
 
 _log = logging.getLogger("gradsync")
 
@@ -86,6 +94,11 @@ def short_path(path: str) -> str:
         if path.startswith(here):
             return path[len(here) :]
     return path
+
+
+def present_site() -> str:
+    """Return the caller's line: the innermost that is neither gradsync's nor torch's."""
+    return short_path(_native.present_site())
 
 
 def stack_of(frame: FrameType | None) -> list[str]:

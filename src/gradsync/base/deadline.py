@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from gradsync.errors import UsageError
 
-__all__ = ["Deadline", "Timeout", "seconds"]
+__all__ = ["Deadline", "Timeout", "limit_of", "seconds"]
 
 Timeout = timedelta | float | int
 """What users may pass as a timeout: a ``timedelta`` or a number of seconds."""
@@ -32,6 +32,17 @@ def seconds(timeout: Timeout) -> float:
     if math.isnan(value) or value < 0:
         raise UsageError(f"timeout must not be negative, got {timeout!r}")
     return value
+
+
+def limit_of(timeout: Timeout) -> float:
+    """Convert a user's timeout for calls or meetings to seconds; zero stands for no limit.
+
+    The same holds for stores, and for the waits of torch's handles.
+
+    >>> limit_of(2), limit_of(timedelta(0))
+    (2.0, inf)
+    """
+    return seconds(timeout) or math.inf
 
 
 class Deadline:

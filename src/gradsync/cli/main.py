@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -86,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--grace",
-        type=float,
+        type=_seconds,
         default=10.0,
         metavar="S",
         help="seconds between asking ranks to end and killing them (default: 10)",
@@ -97,3 +98,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("program", help="what to run")
     run.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}")
+    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -14,7 +15,7 @@ from gradsync.backends.call import NO_BUFFER, Call
 from gradsync.backends.lane import CLOSED_LANE, open_lane
 from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
 from gradsync.backends.work import DoneWork, Work
-from gradsync.base.deadline import Timeout, seconds
+from gradsync.base.deadline import Timeout, limit_of
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.board import BucketBoard
@@ -24,6 +25,7 @@ from gradsync.group.exchanging import Exchanging
 from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
 from gradsync.group.members import Members
+from gradsync.group.point_to_point import PointToPoint
 from gradsync.group.reducing import Reducing
 from gradsync.group.reductions import Reduction, find_reduction, scaled
 from gradsync.group.sharing import Sharing
@@ -33,7 +35,7 @@ from gradsync.group.work import GroupWork, Prepared
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
+class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
     """Ranks that call collectives together.
 
     Every rank must make the same calls in the same order. A call that cannot be carried out raises
@@ -55,6 +57,10 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         self._rank = members.rank
         self._size = len(members.ranks)
         self._timeout_s = timeout_s
+        self.backend_config = f"cpu:{backend.name}"
+        """Which backend serves which kind of device."""
+        self.parent: weakref.ref[ProcessGroup] | None = None
+        """The world of a sub-group."""
         self._on_close = on_close
         self._owner = os.getpid()
         self.hooks = Hooks()
@@ -81,11 +87,20 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         return self.backend.name
 
     @property
+    def timeout_s(self) -> float:
+        """How long a call may take unless it says otherwise."""
+        return self._timeout_s
+
+    @property
     def backend(self) -> Backend:
         """The engine below; raises when the group has been destroyed."""
         if self._backend is None:
             raise UsageError(f"the group {self.group_name!r} has been destroyed")
         return self._backend
+
+    def is_closed(self) -> bool:
+        """Return whether the group has been destroyed."""
+        return self._backend is None
 
     # -- the waist --------------------------------------------------------------------------------
 
@@ -208,7 +223,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, Sharing):
         self._on_close = None
 
     def _limit(self, timeout: Timeout | None) -> float:
-        return self._timeout_s if timeout is None else seconds(timeout)
+        return self._timeout_s if timeout is None else limit_of(timeout)
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name!r} rank {self._rank} of {self._size}>"

@@ -19,7 +19,9 @@ __all__ = [
     "all_gather_object",
     "broadcast_object_list",
     "gather_object",
+    "recv_object_list",
     "scatter_object_list",
+    "send_object_list",
 ]
 
 
@@ -106,6 +108,53 @@ def scatter_object_list(
     # Everybody gets everything and keeps its own: on one host that is a copy in shared memory.
     data = pickle.loads(_broadcast(where, [_pickled([o]) for o in inputs or ()], root))
     outputs[0] = _unwrap(data[where.rank()])[0]
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: Group = None,
+    device: Any = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+) -> None:
+    """Send the entries of ``object_list`` to rank ``dst`` (or rank ``group_dst`` of the group)."""
+    where = member_group("send_object_list", group)
+    if where is None:
+        return
+    peer = root_in_group("send_object_list", where, dst, group_dst)
+    data = _pickled(list(object_list))
+    where.send(torch.tensor([len(data)]), peer)
+    where.send(_tensor(data), peer)
+    if data[:1] == _FAILED:
+        raise UsageError(f"send_object_list: an object cannot be pickled: {data[1:].decode()}")
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group = None,
+    device: Any = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+) -> int:
+    """Overwrite ``object_list`` with what rank ``src`` sent; return that rank, -1 for outsiders."""
+    where = member_group("recv_object_list", group)
+    if where is None:
+        return -1
+    peer = root_in_group("recv_object_list", where, src, group_src)
+    length = torch.empty(1, dtype=torch.int64)
+    where.recv(length, peer)
+    data = torch.empty(int(length), dtype=torch.uint8)
+    where.recv(data, peer)
+    objects = _unwrap(bytes(data.numpy()))
+    if len(objects) != len(object_list):
+        raise UsageError(
+            f"recv_object_list: rank {peer} of the group sent {len(objects)} objects, this rank "
+            f"has room for {len(object_list)}"
+        )
+    object_list[:] = objects
+    return where.members.world_rank(peer)
 
 
 # -- bytes ----------------------------------------------------------------------------------------

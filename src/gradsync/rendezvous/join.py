@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import host_evidence, is_dead
-from gradsync.errors import DistStoreError, RendezvousError
+from gradsync.errors import DistStoreError, RendezvousError, StoreConnectionError
 from gradsync.rendezvous.member import Member, Record, Tombstone, decode, join_names, join_ranks
 from gradsync.stores.store import Store
 
@@ -81,8 +81,19 @@ class _Arrival:
         self._one_trip = exclusive and store.has_extended_api()
         self._past = ""
         """Why an earlier round on this store came to nothing, for the message of this one."""
+        self._left_behind: list[tuple[int, int]] = []
+        """Generation and rank of living members of a complete round that we took for history."""
 
     def run(self) -> Joined:
+        try:
+            return self._run()
+        except StoreConnectionError as error:
+            if not self._left_behind:
+                raise
+            # Whoever served the store took the round for good, and has given up on it since.
+            raise RendezvousError(f"{self._mine()}{self._past} ({error})") from error
+
+    def _run(self) -> Joined:
         generation = 0
         while True:
             record = self._me.encode()
@@ -185,6 +196,7 @@ class _Arrival:
 
     def _look_around(self, generation: int) -> None:
         """End the round early when it can no longer succeed."""
+        self._follow_those_who_gave_up(generation)
         records = self._look(generation, self._me.world_size)
         members = [record for record in records.values() if isinstance(record, Member)]
         reason = self._why_history(members)
@@ -222,9 +234,29 @@ class _Arrival:
         reason = self._why_history(members)
         if reason:
             self._past = reason
+            self._left_behind = [
+                (generation, member.rank)
+                for member in members
+                if member.attempt != self._me.attempt
+                and not is_dead(member.evidence, self._me.evidence)
+            ]
             return None
         self._refuse_disagreement(generation, members)
         return tuple(members)
+
+    def _follow_those_who_gave_up(self, generation: int) -> None:
+        """Raise when others have begun to form the group that we took for history, and failed.
+
+        A rank that dies right after it came is dead to those who look now and was alive to those
+        who looked before. These go on, find out and raise: nobody will come to our next round.
+        """
+        for earlier, rank in self._left_behind:
+            if self._store.check([f"{_slot(earlier, rank)}/left"]):
+                self._fill(generation, self._me.world_size, Tombstone(self._past, failed=False))
+                raise RendezvousError(f"{self._mine()}{self._past}; rank {rank} has given up, too")
+
+    def _mine(self) -> str:
+        return f"rank {self._me.rank} could not form the group: "
 
     def _why_history(self, members: list[Member]) -> str:
         """Return why this round can no longer be ours though nobody failed it, else ""."""
@@ -270,4 +302,4 @@ class _Arrival:
                 self._store.set(f"{acknowledged}/{self._me.rank}", b"1")
         except (DistStoreError, TimeoutError):
             pass  # the reason below says more than a store that is going away
-        raise RendezvousError(f"rank {self._me.rank} could not form the group: {reason}")
+        raise RendezvousError(f"{self._mine()}{reason}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from gradsync.backends.registry import Backend, BackendConfig, engine_of
 from gradsync.config import environment
-from gradsync.errors import UsageError
+from gradsync.errors import BackendUnavailable, UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import NON_GROUP_MEMBER, default_group, is_non_member, resolve
 from gradsync.stores.store import Store
 
 __all__ = [
-    "BackendConfig",
     "GroupMember",
     "_get_default_group",
     "_get_default_store",
@@ -33,8 +33,6 @@ __all__ = [
     "is_ucc_available",
     "is_xccl_available",
 ]
-
-_AVAILABLE = ("shm", "gradsync", "threads")
 
 
 class _LiveWorld(type):
@@ -69,44 +67,29 @@ def get_backend(group: ProcessGroup | int | None = None) -> str:
     return resolve(group).name()
 
 
-class BackendConfig:
-    """Which backend serves which device: ``"shm"``, or ``"cpu:shm"``.
-
-    >>> str(BackendConfig("CPU:shm")), BackendConfig("shm").get_device_backend_map()
-    ('cpu:shm', {'cpu': 'shm'})
-    """
-
-    def __init__(self, backend: str) -> None:
-        self.device_backend_map: dict[str, str] = {}
-        for part in backend.lower().split(","):
-            device, _, name = part.rpartition(":")
-            if not name or not (device or ":" not in part) or device in self.device_backend_map:
-                raise UsageError(f"backends are given as 'device:backend,…', got {backend!r}")
-            self.device_backend_map[device or "cpu"] = name
-
-    def get_device_backend_map(self) -> dict[str, str]:
-        """Return device → backend."""
-        return self.device_backend_map
-
-    def __repr__(self) -> str:
-        return ",".join(f"{device}:{name}" for device, name in self.device_backend_map.items())
-
-
 def get_backend_config(group: ProcessGroup | int | None = None) -> str:
-    """Return which backend serves which device, as ``"cpu:shm"``."""
-    return str(BackendConfig(get_backend(group)))
+    """Return which backend of the group serves which kind of device.
+
+    >>> import gradsync
+    >>> gradsync.init_process_group("cpu:shm")
+    >>> gradsync.get_backend_config(), gradsync.get_backend()
+    ('cpu:shm', 'shm')
+    >>> gradsync.destroy_process_group()
+    """
+    return resolve(group).backend_config
 
 
 def get_default_backend_for_device(device: object) -> str:
-    """Return the backend for tensors on a device.
+    """Return the backend that groups use for tensors on a device.
 
     >>> get_default_backend_for_device("cpu")
     'shm'
     """
     kind = getattr(device, "type", str(device).partition(":")[0])
-    if kind != "cpu":
-        raise UsageError(f"there is no backend for {device!r}; there is one for 'cpu'")
-    return "shm"
+    if kind not in Backend.default_device_backend_map:
+        there = ", ".join(map(repr, Backend.default_device_backend_map))
+        raise UsageError(f"there is no backend for {device!r}; there is one for {there}")
+    return Backend.default_device_backend_map[kind]
 
 
 def _get_default_group() -> ProcessGroup:
@@ -161,10 +144,14 @@ def is_available() -> bool:
 def is_backend_available(backend: str) -> bool:
     """Return whether gradsync can form groups on a backend.
 
-    >>> is_backend_available("shm"), is_backend_available("nccl")
-    (True, False)
+    >>> is_backend_available("shm"), is_backend_available("cpu:shm"), is_backend_available("nccl")
+    (True, True, False)
     """
-    return backend.lower() in _AVAILABLE
+    try:
+        engine_of(BackendConfig(backend))
+    except (BackendUnavailable, UsageError):
+        return False
+    return True
 
 
 def is_gloo_available() -> bool:

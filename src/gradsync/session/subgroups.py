@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from gradsync.base.deadline import Deadline, Timeout, seconds
+from gradsync.backends.registry import BackendConfig, engine_of
+from gradsync.base.deadline import Deadline, Timeout, limit_of
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.members import Members
 from gradsync.group.world import NON_GROUP_MEMBER, resolve
-from gradsync.session.lifecycle import DEFAULT_GROUP_TIMEOUT, form_group
+from gradsync.session.lifecycle import DEFAULT_GROUP_TIMEOUT, check_device, form_group
 
 __all__ = ["new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"]
 
@@ -34,31 +35,51 @@ def new_group(
 
     Args:
         ranks: world ranks; all of them when None.
-        timeout: limit of its calls; 30 minutes.
-        backend: None or the world's backend.
-        pg_options: accepted for compatibility and ignored, as by torch's Gloo.
+        timeout: limit of its calls; 30 minutes, zero for none.
+        backend: None for the world's, or a name as for ``init_process_group``.
+        pg_options: handed to a registered backend of the extended kind.
         use_local_synchronization: only members call.
         group_desc: what the group is for.
-        device_id: accepted for compatibility and ignored: groups are not bound to a device.
+        device_id: for torch's sake; there is nothing to bind.
         sort_ranks: rank in the group by rank in the world; otherwise in the order given.
     """
-    world = resolve(None)
+    check_device(device_id)
+    wish = _Wish(timeout, backend, pg_options, group_desc)
+    return _form(resolve(None), ranks, wish, use_local_synchronization, sort_ranks)
+
+
+class _Wish(NamedTuple):
+    """What a sub-group shall be like."""
+
+    timeout: Timeout | None
+    backend: str | None
+    pg_options: Any
+    group_desc: str | None
+
+
+def _form(
+    world: ProcessGroup,
+    ranks: Sequence[int] | None,
+    wish: _Wish,
+    members_only: bool = False,
+    sort_ranks: bool = True,
+) -> ProcessGroup | int | None:
     store = world.members.store
     if store is None:
         raise UsageError("ranks that are threads have no sub-groups")
-    if backend is not None and backend.lower() not in (world.name(), "gradsync"):
-        raise UsageError(f"the world runs on {world.name()!r}; a sub-group cannot on {backend!r}")
+    config = BackendConfig(world.backend_config if wish.backend is None else wish.backend)
+    engine_of(config)  # a mistake here shall be one on all ranks, members or not
     chosen = _check(world, ranks)
     if sort_ranks:
         chosen = sorted(chosen)
-    name = _name(world, tuple(chosen) if use_local_synchronization else ())
+    name = _name(world, tuple(chosen) if members_only else ())
     if world.rank() not in chosen:
-        return None if use_local_synchronization else NON_GROUP_MEMBER
-    limit_s = seconds(DEFAULT_GROUP_TIMEOUT if timeout is None else timeout)
+        return None if members_only else NON_GROUP_MEMBER
+    limit_s = limit_of(DEFAULT_GROUP_TIMEOUT if wish.timeout is None else wish.timeout)
     group = form_group(
         Members(
             name=name,
-            description=group_desc or "undefined",
+            description=wish.group_desc or "undefined",
             ranks=tuple(chosen),
             rank=chosen.index(world.rank()),
             evidence=tuple(world.members.evidence[rank] for rank in chosen),
@@ -68,9 +89,16 @@ def new_group(
         Deadline(limit_s),
         limit_s,
         world=world,
+        config=config,
+        options=wish.pg_options,
     )
     world.children.append(group)
     return group
+
+
+def _world_of(group: ProcessGroup) -> ProcessGroup:
+    world = None if group.parent is None else group.parent()
+    return group if world is None else world
 
 
 def _check(world: ProcessGroup, ranks: Sequence[int] | None) -> list[int]:
@@ -115,7 +143,7 @@ def new_subgroups(
         )
     ranks = parent.members.ranks
     lists = [list(ranks[at : at + group_size]) for at in range(0, len(ranks), group_size)]
-    return new_subgroups_by_enumeration(lists, timeout, backend, group_desc=group_desc)
+    return _each(_world_of(parent), lists, _Wish(timeout, backend, pg_options, group_desc))
 
 
 def new_subgroups_by_enumeration(
@@ -130,13 +158,19 @@ def new_subgroups_by_enumeration(
     Returns the caller's group (None when it is in no list) and all of them in order.
     """
     lists = [list(ranks) for ranks in ranks_per_subgroup_list]
+    return _each(resolve(None), lists, _Wish(timeout, backend, pg_options, group_desc))
+
+
+def _each(
+    world: ProcessGroup, lists: list[list[int]], wish: _Wish
+) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int | None]]:
     if not lists:
         raise UsageError("new_subgroups_by_enumeration needs at least one list of ranks")
     everyone = sorted(rank for ranks in lists for rank in ranks)
     twice = [a for a, b in pairwise(everyone) if a == b]
     if twice:  # found before any group is made
         raise UsageError(f"rank {twice[0]} is in more than one sub-group: {lists}")
-    groups = [new_group(ranks, timeout, backend, group_desc=group_desc) for ranks in lists]
+    groups = [_form(world, ranks, wish) for ranks in lists]
     mine = next((g for g in groups if isinstance(g, ProcessGroup)), None)
     return mine, groups
 
@@ -159,7 +193,6 @@ def split_group(
     if not mine:
         return None
     ranks = [parent.members.world_rank(rank) for rank in mine[0]]
-    group = new_group(
-        ranks, timeout, backend, use_local_synchronization=True, group_desc=group_desc
-    )
+    wish = _Wish(timeout, backend, pg_options, group_desc)
+    group = _form(_world_of(parent), ranks, wish, members_only=True)
     return group if isinstance(group, ProcessGroup) else None

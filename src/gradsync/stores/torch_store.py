@@ -198,7 +198,7 @@ def _from_torch_errors(awaited: Sequence[str]) -> Iterator[None]:
         if isinstance(error, dist.DistNetworkError):
             raise StoreConnectionError(text) from error
         # FileStore raises a bare RuntimeError: only the words tell.
-        if awaited and "timeout" in text.lower():
+        if awaited and ("timeout" in text.lower() or "timed out" in text):
             raise StoreTimeout(f"{text} (waited for {', '.join(map(repr, awaited))})") from error
         raise DistStoreError(text) from error
 

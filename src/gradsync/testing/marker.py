@@ -94,9 +94,9 @@ def _check_faults(faults: Sequence[Any], size: int, group: bool) -> None:
     for fault in faults:
         if not isinstance(fault, Fault):
             raise UsageError(f"faults takes what gradsync.testing.faults makes, got {fault!r}")
-        from gradsync.backends.ops import OPS  # here, because it takes torch
+        from gradsync.backends.ops import OPS, TRANSFERS  # here, because it takes torch
 
-        names = [op.name for op in OPS]
+        names = [op.name for op in (*OPS, *TRANSFERS)]
         if fault.op not in (*names, "*"):
             raise UsageError(
                 f"a fault is planned at {fault.op!r}, which is no operation; there are "

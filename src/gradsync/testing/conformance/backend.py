@@ -10,11 +10,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from gradsync.backends.backend import Backend
-from gradsync.backends.ops import OPS
+from gradsync.backends.ops import OPS, TRANSFERS
 from gradsync.base.dtypes import DTYPE_NAMES, ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
-from gradsync.testing.conformance import exchange_checks, gather_checks, reduce_checks
+from gradsync.testing.conformance import (
+    exchange_checks,
+    gather_checks,
+    reduce_checks,
+    transfer_checks,
+)
 from gradsync.testing.conformance.samples import is_defined, model, same, sample, sizes_for
 from gradsync.testing.threads import ThreadRank, run_threads
 
@@ -23,7 +28,7 @@ __all__ = ["check_backend", "check_group"]
 
 def check_group(group: ProcessGroup) -> None:
     """Check all operations of a group; every rank must call this at the same point."""
-    for op in OPS:
+    for op in (*OPS, *TRANSFERS):
         for check in _CHECKS[op.name]:
             try:
                 check(group)
@@ -140,4 +145,5 @@ _CHECKS: dict[str, Sequence[Callable[[ProcessGroup], None]]] = {
     **gather_checks.CHECKS,
     **reduce_checks.CHECKS,
     **exchange_checks.CHECKS,
+    **transfer_checks.CHECKS,
 }

@@ -1,0 +1,1 @@
+"""Data-parallel training: buckets of gradients, reduced while backward goes on."""

@@ -1,0 +1,194 @@
+"""``Arrivals``: the hooks that autograd calls, and what they count.
+
+The hot path of training: a hook of the usual kind touches two lists and returns. What it cannot
+decide alone (its bucket is full, no pass is open, it ran before) it hands to the reducer.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+__all__ = ["Arrivals", "Listener"]
+
+# Between two gradients smaller than this there is no time to reduce anything worth a look.
+_POLL_ELEMENTS = 1 << 16
+
+Hook: TypeAlias = Callable[[Any], None]
+
+
+class Listener(Protocol):
+    """What the hooks call when they cannot decide alone."""
+
+    def try_open(self) -> bool:
+        """Return whether a pass is open, opening one if that is due."""
+
+    def bucket_full(self) -> None:
+        """Take note that a bucket has all its gradients."""
+
+    def accumulated(self, number: int) -> None:
+        """Take note of a gradient outside of any pass."""
+
+    def came_again(self, number: int, index: int) -> None:
+        """Take note of a gradient that had been counted already."""
+
+    def progress(self) -> None:
+        """Use the moment to move communication along."""
+
+
+class Arrivals:
+    """Counts gradients in: by parameter, and down by bucket.
+
+    Between passes every bucket's count is zero, so that the first gradient of a pass makes it
+    negative and is noticed without another test on the hot path.
+    """
+
+    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
+        count = len(params)
+        self._params = params
+        self._none = bytes(count)
+        self._handles: list[Any] = []
+        self._sizes: list[int] = []
+        self.fired = bytearray(count)
+        """1 for each parameter whose gradient has arrived in this pass."""
+        self.dirty = bytearray(count)
+        """1 for each parameter with a gradient that the other ranks have not seen."""
+        self.remaining: list[int] = []
+        self.runs = [1] * count
+        """How often each parameter's hook runs in a backward; learned in the first one."""
+        self._to_run = [1] * count
+        self.order: list[int] = []
+        """The parameters in the order of arrival, while learning."""
+        self.learning = True
+
+    # -- a pass -----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Make the counts ready for a pass."""
+        # While learning, one more than will ever come: no bucket is full before the end.
+        extra = 1 if self.learning else 0
+        self.remaining[:] = [size + extra for size in self._sizes]
+        self.fired[:] = self._none
+        if self.learning:
+            self.order.clear()
+            self.runs[:] = [1] * len(self.runs)
+        self._to_run[:] = self.runs
+
+    def end(self) -> None:
+        """Go back to the state between passes."""
+        self.remaining[:] = [0] * len(self._sizes)
+        self.fired[:] = self._none
+
+    def any(self) -> bool:
+        """Return whether a gradient has arrived in this pass."""
+        return 1 in self.fired or self._to_run != self.runs
+
+    def missing(self, numbers: Sequence[int]) -> bytes | None:
+        """Return a 1 for each parameter without a new gradient, None if there are none."""
+        fired, dirty = self.fired, self.dirty
+        found = bytes(not (fired[n] or dirty[n]) for n in numbers)
+        return found if 1 in found else None
+
+    # -- hooks ------------------------------------------------------------------------------------
+
+    def install(
+        self, listener: Listener, buckets: Sequence[Sequence[int]], others: Sequence[int]
+    ) -> None:
+        """Put a hook on each parameter: of ``buckets``, and ``others`` that are in none."""
+        self.remove()
+        self._sizes = [len(bucket) for bucket in buckets]
+        self.remaining[:] = [0] * len(buckets)
+        # The hooks live as long as the parameters do and must not keep the reducer alive.
+        proxy = weakref.proxy(listener)
+        for index, bucket in enumerate(buckets):
+            for number in bucket:
+                self._hook(number, self._in_bucket(proxy, number, index))
+        for number in others:
+            self._hook(number, self._alone(proxy, number))
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook(self, number: int, hook: Hook) -> None:
+        param: Any = self._params[number]
+        self._handles.append(param.register_post_accumulate_grad_hook(hook))
+
+    def _in_bucket(self, listener: Listener, number: int, index: int) -> Hook:
+        fired, remaining = self.fired, self.remaining
+
+        def on_grad(_: object) -> None:
+            if fired[number]:
+                listener.came_again(number, index)
+                return
+            fired[number] = 1
+            left = remaining[index] - 1
+            remaining[index] = left
+            if left <= 0:
+                unusual(left)
+
+        def unusual(left: int) -> None:
+            if left < 0:
+                fired[number] = remaining[index] = 0
+                if not listener.try_open():
+                    self._keep(listener, number)
+                    return
+                fired[number] = 1
+                remaining[index] -= 1
+                if remaining[index] > 0:
+                    return
+            listener.bucket_full()
+
+        def on_grad_of_large(param: object) -> None:
+            on_grad(param)
+            listener.progress()
+
+        if self.learning:
+            return self._learning(number, on_grad)
+        if self.runs[number] > 1:
+            return self._one_of_several(listener, number, on_grad)
+        return on_grad_of_large if self._params[number].numel() >= _POLL_ELEMENTS else on_grad
+
+    def _learning(self, number: int, on_grad: Hook) -> Hook:
+        def hook(param: object) -> None:
+            first = not self.fired[number]
+            on_grad(param)
+            if first and self.fired[number]:
+                self.order.append(number)
+            elif not first:
+                self.runs[number] += 1
+                self._to_run[number] += 1
+
+        return hook
+
+    def _one_of_several(self, listener: Listener, number: int, on_grad: Hook) -> Hook:
+        def hook(param: object) -> None:
+            if not listener.try_open():
+                self._keep(listener, number)
+                return
+            self.dirty[number] = 1
+            self._to_run[number] -= 1
+            if self._to_run[number] <= 0:
+                on_grad(param)
+
+        return hook
+
+    def _alone(self, listener: Listener, number: int) -> Hook:
+        def hook(_: object) -> None:
+            if not listener.try_open():
+                self._keep(listener, number)
+                return
+            if self.learning and not self.fired[number]:
+                self.order.append(number)
+            self.fired[number] = 1
+
+        return hook
+
+    def _keep(self, listener: Listener, number: int) -> None:
+        self.dirty[number] = 1
+        listener.accumulated(number)

@@ -1,0 +1,149 @@
+"""``Bucket``: gradients that travel together, in one flat piece of memory.
+
+``param.grad`` is (or becomes, when the bucket is filled) a tensor on a slice of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any, TypeAlias
+
+import torch
+
+from gradsync.errors import UsageError
+
+_NONES = repeat(None)
+_requires_grad = attrgetter("requires_grad")
+
+__all__ = ["Allocate", "Bucket", "slice_like"]
+
+Allocate: TypeAlias = Callable[[int, torch.dtype], torch.Tensor]
+"""Makes flat memory: (number of elements, dtype) -> tensor."""
+
+
+class Bucket:
+    """The gradients of some parameters, side by side.
+
+    ``tail`` has one more element for each parameter, behind the gradients: there an engine sends
+    along which of them were used.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        numbers: Sequence[int],
+        params: Sequence[torch.nn.Parameter],
+        allocate: Allocate,
+    ) -> None:
+        self.index = index
+        self.numbers = tuple(numbers)
+        self.params = list(params)
+        count = sum(param.numel() for param in params)
+        self.whole = allocate(count + len(self.params), params[0].dtype)
+        self.flat = self.whole[:count]
+        self.tail = self.whole[count:]
+        self.tail.fill_(1)
+        self.views: list[torch.Tensor] = []
+        offset = 0
+        for param in params:
+            self.views.append(slice_like(self.flat, offset, param))
+            offset += param.numel()
+        self._pairs = list(zip(self.params, self.views, strict=True))
+        self._kept: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+
+    def fill(self) -> bytes | None:
+        """Bring the gradients in, all of them having arrived; return which had none after all."""
+        params, views = self.params, self.views
+        grads = [param.grad for param in params]
+        if any(map(is_, grads, _NONES)):  # autograd was given an undefined gradient
+            return self.fill_partly(bytes(grad is None for grad in grads))
+        if not any(map(is_, grads, views)):  # the usual case: all were set to None before
+            _bring_in(views, grads)
+            for param, view in self._pairs:
+                param.grad = view
+            return None
+        moved = [k for k, grad in enumerate(grads) if grad is not views[k]]
+        if moved:
+            _bring_in([views[k] for k in moved], [grads[k] for k in moved])
+            for k in moved:
+                params[k].grad = views[k]
+        return None
+
+    def fill_partly(self, missing: bytes) -> bytes:
+        """Bring in what there is; ``missing`` has a 1 for each parameter without a gradient.
+
+        An old gradient of such a parameter takes part like the others': where another rank has a
+        new one, that came on top of the same old one.
+        """
+        views, grads = [], []
+        for position, (param, view) in enumerate(self._pairs):
+            grad = param.grad
+            if missing[position]:
+                kept = grad.clone() if grad is view else None
+                self._kept[position] = (grad, kept)
+            if grad is None:
+                view.zero_()
+            elif grad is not view:
+                views.append(view)
+                grads.append(grad)
+            if not missing[position]:
+                param.grad = view
+        if grads:
+            _bring_in(views, grads)
+        return missing
+
+    def unused_here(self) -> list[int]:
+        """Return the positions that had no gradient on this rank."""
+        return list(self._kept)
+
+    def settle(self, missing_everywhere: Sequence[int]) -> None:
+        """Give parameters without a gradient here what the others found, or their own back."""
+        for position, (grad, kept) in self._kept.items():
+            param, view = self._pairs[position]
+            if position not in missing_everywhere:
+                param.grad = view
+            elif kept is not None:
+                view.copy_(kept)
+            else:
+                param.grad = grad
+        self._kept.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of gradients."""
+        return self.flat.numel() * self.flat.element_size()
+
+
+def _bring_in(views: list[torch.Tensor], grads: list[Any]) -> None:
+    if any(map(_requires_grad, grads)):
+        raise UsageError(
+            "backward(create_graph=True) through a replicated module is not supported: the higher "
+            "derivatives would not be synchronised. Take the first derivatives with "
+            "torch.autograd.grad(..., create_graph=True), then call backward()."
+        )
+    torch._foreach_copy_(views, grads)
+
+
+def slice_like(flat: torch.Tensor, offset: int, param: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of ``param``'s shape and layout on the elements of ``flat`` at ``offset``.
+
+    It is not a view as autograd understands it, so ``detach_()`` works on it as on any gradient.
+    """
+    like = torch.empty_like(param, device="meta", memory_format=torch.contiguous_format)
+    strides = param.stride() if _is_dense(param) else like.stride()
+    start = flat.storage_offset() + offset
+    view = torch.empty(0, dtype=flat.dtype, device=flat.device)
+    return view.set_(flat.untyped_storage(), start, param.shape, strides)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements fill a piece of memory without gaps, in whatever order."""
+    expected = 1
+    places = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted(place for place in places if place[1] != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

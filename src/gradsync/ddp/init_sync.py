@@ -1,0 +1,95 @@
+"""Before the first step: all ranks hold the same parameters, with rank 0's values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from gradsync.errors import UsageError
+from gradsync.group.group import ProcessGroup
+from gradsync.group.objects import all_gather_object
+
+__all__ = ["broadcast_tensors", "verify_same"]
+
+_CHUNK_BYTES = 32 << 20
+
+
+def verify_same(named: Sequence[tuple[str, torch.Tensor]], group: ProcessGroup) -> None:
+    """Raise ``UsageError`` on every rank, with the first difference, unless all hold the same.
+
+    Names, shapes, strides and types are compared.
+    """
+    own = [_describe(name, tensor) for name, tensor in named]
+    digest = hashlib.sha256("\n".join(own).encode()).digest()[:8]
+    digests = torch.empty(group.size(), dtype=torch.int64)
+    group.all_gather_single(digests, torch.tensor([int.from_bytes(digest, "big", signed=True)]))
+    if bool((digests == digests[0]).all()):
+        return
+    everyone: list[list[str]] = [[]] * group.size()
+    all_gather_object(everyone, own, group)
+    raise UsageError(_first_difference(everyone))
+
+
+def _describe(name: str, tensor: torch.Tensor) -> str:
+    kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    trains = "" if tensor.requires_grad else ", frozen"
+    return f"{name}: {kind}, strides {list(tensor.stride())}{trains}"
+
+
+def _first_difference(everyone: list[list[str]]) -> str:
+    first = everyone[0]
+    for rank, other in enumerate(everyone):
+        if other == first:
+            continue
+        at = next(
+            (n for n, (a, b) in enumerate(zip(first, other, strict=False)) if a != b),
+            min(len(first), len(other)),
+        )
+        mine = first[at] if at < len(first) else "nothing"
+        theirs = other[at] if at < len(other) else "nothing"
+        return (
+            f"the ranks do not hold the same parameters: rank 0 has {len(first)}, rank {rank} has "
+            f"{len(other)}; number {at} is ({mine}) on rank 0 and ({theirs}) on rank {rank}. "
+            "Build the same model on every rank."
+        )
+    return "the ranks do not hold the same parameters"
+
+
+def broadcast_tensors(tensors: Sequence[torch.Tensor], group: ProcessGroup, root: int = 0) -> None:
+    """Overwrite ``tensors`` with those of rank ``root``, many in one call."""
+    for chunk in _chunks([t.detach() for t in tensors if t.numel()]):
+        views = _byte_views(chunk)
+        flat, parts = views
+        if group.rank() == root:
+            torch._foreach_copy_(parts, chunk)
+        group.broadcast(flat, root)
+        if group.rank() != root:
+            torch._foreach_copy_(chunk, parts)
+
+
+def _chunks(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    chunks: list[list[torch.Tensor]] = []
+    filled, device = _CHUNK_BYTES, None
+    for tensor in tensors:
+        if filled >= _CHUNK_BYTES or tensor.device != device:
+            chunks.append([])
+            filled, device = 0, tensor.device
+        chunks[-1].append(tensor)
+        filled += tensor.numel() * tensor.element_size()
+    return chunks
+
+
+def _byte_views(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return flat bytes, and tensors on them in the likeness of ``tensors``."""
+    places, offset = [], 0
+    for tensor in tensors:
+        places.append(offset)
+        offset += -(-tensor.numel() * tensor.element_size() // 16) * 16  # aligned for every type
+    flat = torch.zeros(offset, dtype=torch.uint8, device=tensors[0].device)
+    parts = [
+        flat[at : at + t.numel() * t.element_size()].view(t.dtype).view(t.shape)
+        for at, t in zip(places, tensors, strict=True)
+    ]
+    return flat, parts

@@ -1,0 +1,206 @@
+"""``Replica``: a module that is kept the same as its twins on the other ranks.
+
+What ``DistributedDataParallel`` and ``replicate`` share: the first synchronisation, what happens
+before and after each forward, and the choices of when gradients travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from gradsync.ddp.bucket import Bucket
+from gradsync.ddp.buffers import BufferHookLocation, BufferSync
+from gradsync.ddp.comm_hooks.hook import CommHook, HookEngine, check_hook
+from gradsync.ddp.compiling import outside_of_compiler
+from gradsync.ddp.in_backward import step_attached_optimizers
+from gradsync.ddp.init_sync import broadcast_tensors, verify_same
+from gradsync.ddp.options import DDPOptions
+from gradsync.ddp.reducer import Reducer, ReducerOptions
+from gradsync.ddp.tensors_in import tensors_in
+from gradsync.errors import UsageError
+from gradsync.group.group import ProcessGroup
+
+__all__ = ["Replica", "named_parameters"]
+
+Batch = TypeVar("Batch")
+
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
+
+
+class Replica:
+    """One rank's copy of a module, and the machinery that keeps the copies equal."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: ProcessGroup,
+        options: DDPOptions,
+        ignored: Iterable[str] = (),
+    ) -> None:
+        self.module = module
+        self.group = group
+        self.options = options
+        self.ignored = frozenset(ignored) | frozenset(getattr(module, _IGNORED, ()))
+        self.sync_gradients = True
+        self._is_new = True
+        self.comm_hook_name: str | None = None
+        self.sync_buffers_next = True
+        self.buffer_sync = BufferSync(module, group, self.ignored)
+        named = named_parameters(module, self.ignored)
+        _check_parameters(named)
+        if options.init_sync:
+            verify_same(named, group)
+            self.broadcast_state(buffers=options.init_sync_buffers)
+        self.reducer = self._make_reducer(named)
+
+    def _make_reducer(self, named: list[tuple[str, nn.Parameter]]) -> Reducer:
+        sparse = _sparse_parameters(self.module)
+        # A replica inside of this one synchronises its own parameters.
+        inner = _synchronised_inside(self.module)
+        own = [(name, param) for name, param in named if id(param) not in inner]
+        limits, strict = self.options.limits, self.options.strict
+        options = ReducerOptions(limits, strict, self.group.timeout_s)
+        reducer = Reducer(own, self.group, options, [id(p) in sparse for _, p in own])
+        reducer.on_finish.append(self.buffer_sync.wait)
+        return reducer
+
+    def broadcast_state(self, buffers: bool = True, root: int = 0) -> None:
+        """Overwrite this rank's parameters and buffers with those of ``root``."""
+        tensors: list[torch.Tensor] = [p for _, p in named_parameters(self.module, self.ignored)]
+        if buffers:
+            tensors += self.buffer_sync.named().values()
+        broadcast_tensors(tensors, self.group, root)
+
+    # -- around forward ---------------------------------------------------------------------------
+
+    @outside_of_compiler
+    def before_forward(self, buffers_of: int = 0) -> None:
+        """Plan anew when that is due, and synchronise buffers with those of a rank."""
+        if self._is_new:
+            self._take_over_optimizers()
+        if self.sync_gradients and torch.is_grad_enabled():
+            self.reducer.prepare()
+            self.reducer.timing.note_forward()
+        if self.buffers_are_due():
+            self.buffer_sync.run(BufferHookLocation.PRE_FORWARD, buffers_of)
+
+    def buffers_are_due(self) -> bool:
+        """Return whether the next forward synchronises buffers."""
+        return self.sync_buffers_next and self.options.forward_sync_buffers
+
+    def _take_over_optimizers(self) -> None:
+        self._is_new = False
+        step = step_attached_optimizers(self.reducer.params)
+        if step is not None:
+            self.reducer.on_finish.append(step)
+
+    @outside_of_compiler
+    def after_forward(self, output: Any) -> None:
+        """Decide whether the backward of ``output`` will synchronise: it travels with the graph."""
+        if self.buffers_are_due():
+            self.buffer_sync.run(BufferHookLocation.POST_FORWARD)
+        if not torch.is_grad_enabled():
+            return
+        self.reducer.armed = self.sync_buffers_next = self.sync_gradients
+        if not self.sync_gradients:
+            return
+        opened = self.reducer.open
+        tensor: Any
+        for tensor in (output,) if isinstance(output, torch.Tensor) else tensors_in(output):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(opened)
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Average buckets by ``hook`` from now on; once only."""
+        check_hook(hook)
+        if self.comm_hook_name is not None:
+            raise UsageError(f"the communication hook {self.comm_hook_name} is registered already")
+        self.comm_hook_name = getattr(hook, "__qualname__", type(hook).__qualname__)
+        self.use_engine_of(state, hook)
+
+    def use_engine_of(self, state: Any, hook: CommHook) -> None:
+        """Average buckets by a hook that is not the user's."""
+
+        def make(group: ProcessGroup, buckets: Sequence[Bucket], _: float) -> HookEngine:
+            return HookEngine(group, buckets, hook, state)
+
+        self.reducer.change_engine(make)
+
+    # -- when gradients travel --------------------------------------------------------------------
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backwards of the forwards in this block accumulate on this rank only."""
+        before, self.sync_gradients = self.sync_gradients, False
+        try:
+            yield
+        finally:
+            self.sync_gradients = before
+
+    def accumulate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield ``batches``; only the backward of the last one is synchronised."""
+        held: list[Batch] = []
+        for batch in batches:
+            if held:
+                with self.no_sync():
+                    yield held.pop()
+            held.append(batch)
+        yield from held
+
+    def weight(self, weight: float) -> None:
+        """Give this rank's next backward a weight in the mean."""
+        self.reducer.set_weight(weight)
+
+    def change_group(self, group: ProcessGroup) -> None:
+        """Go on with other ranks: same parameters, new buckets, no hook."""
+        self.reducer.close()
+        self.group = self.buffer_sync.group = group
+        self.comm_hook_name = None
+        self.reducer = self._make_reducer(named_parameters(self.module, self.ignored))
+
+    def __deepcopy__(self, memo: object) -> None:
+        """A copy of a replicated module is a module of its own."""
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+def named_parameters(module: nn.Module, ignored: frozenset[str]) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that take part, shared ones once."""
+    return [(name, param) for name, param in module.named_parameters() if name not in ignored]
+
+
+def _check_parameters(named: list[tuple[str, nn.Parameter]]) -> None:
+    for name, param in named:
+        if isinstance(param, nn.parameter.UninitializedParameter):
+            raise UsageError(
+                f"the parameter {name!r} is not initialised yet; run a forward through the lazy "
+                "modules before wrapping"
+            )
+    if not any(param.requires_grad for _, param in named):
+        raise UsageError(
+            "the module has no parameter that requires a gradient; there is nothing to synchronise"
+        )
+
+
+def _synchronised_inside(module: nn.Module) -> set[int]:
+    replicas = (getattr(part, "_replica", None) for part in module.modules())
+    return {
+        id(param)
+        for replica in replicas
+        if isinstance(replica, Replica)
+        for param in replica.reducer.params
+    }
+
+
+def _sparse_parameters(module: nn.Module) -> set[int]:
+    return {
+        id(part.weight)
+        for part in module.modules()
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
+    }

@@ -1,0 +1,64 @@
+"""Frameworks on top of torch.distributed, unchanged, give on gradsync what they give on Gloo."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TRAININGS = str(Path(__file__).with_name("trainings.py"))
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+# Its launcher for GPUs starts ranks as torchrun does; the one for CPUs wants MPI.
+ACCELERATE = (
+    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"),
+    *("--mixed_precision=no", "--dynamo_backend=no", "--main_process_port={port}"),
+)
+
+CASES = [
+    ("torchrun", "plain", TORCHRUN, "torch"),
+    ("mp.spawn", "spawn", (), "torch"),
+    ("accelerate launch", "accelerate", ACCELERATE, "accelerate"),
+    ("notebook_launcher", "notebook", (), "accelerate"),
+    ("transformers.Trainer", "trainer", TORCHRUN, "transformers"),
+    ("lightning.Fabric", "fabric", (), "lightning"),
+    ("lightning.Trainer", "lightning", (), "lightning"),
+]
+
+
+def run(launcher, training, backend, path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    environment |= {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "ACCELERATE_USE_CPU": "true",
+    }
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    words = (*(word.format(port=port) for word in launcher), TRAININGS, training, backend)
+    command = [sys.executable, "-W", "ignore", *words, str(path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=240, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr[-6000:]}"
+    return torch.load(path, weights_only=True)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("training", "launcher", "library"), [pytest.param(*case, id=name) for name, *case in CASES]
+)
+def test_weights_equal_those_on_gloo(tmp_path, training, launcher, library):
+    pytest.importorskip(library)
+    found = {
+        backend: run(launcher, training, backend, tmp_path / backend)
+        for backend in ("gloo", "gradsync")
+    }
+    assert found["gradsync"]["backend"] == "gradsync"
+    assert found["gloo"]["backend"] == "gloo"
+    torch.testing.assert_close(
+        found["gradsync"]["weights"], found["gloo"]["weights"], rtol=1e-5, atol=1e-6
+    )

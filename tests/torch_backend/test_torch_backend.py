@@ -1,0 +1,220 @@
+"""torch.distributed on gradsync gives what it gives on Gloo, operation by operation."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from beside_gloo import assert_same_as_on_gloo, run_on
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def collectives(rank, size):
+    x = torch.arange(6, dtype=torch.float32).reshape(3, 2) + 10 * rank
+    out = []
+
+    def keep(tensor, work=None):
+        if work is not None:
+            assert work.wait()
+            assert work.is_completed()
+            assert work.is_success()
+            assert work.exception() is None
+        out.append(tensor)
+
+    for op in ("SUM", "PRODUCT", "MIN", "MAX"):
+        t = x.clone()
+        dist.all_reduce(t, op=getattr(dist.ReduceOp, op))
+        keep(t)
+    for dtype in (torch.int64, torch.uint8, torch.float16, torch.bfloat16, torch.complex64):
+        t = x.to(dtype)
+        keep(t, dist.all_reduce(t, async_op=True))
+    ints = torch.tensor([rank + 4, 7])
+    dist.all_reduce(ints, op=dist.ReduceOp.BXOR)
+    keep(ints)
+    t = x.clone()
+    keep(t, dist.broadcast(t, src=1, async_op=True))
+    t = x.clone()
+    dist.reduce(t, dst=1)
+    keep(t if rank == 1 else x)
+    pieces = [torch.empty(3, 2) for _ in range(size)]
+    work = dist.all_gather(pieces, x, async_op=True)
+    assert [t.tolist() for t in work.get_future().wait()] == [t.tolist() for t in pieces]
+    out.extend(pieces)
+    for shape in ((3 * size, 2),):
+        whole = torch.empty(shape)
+        keep(whole, dist.all_gather_single(whole, x, async_op=True))
+    pieces = [torch.empty(3, 2) for _ in range(size)] if rank == 1 else None
+    dist.gather(x, pieces, dst=1)
+    out.extend(pieces or [])
+    t = torch.empty(3, 2)
+    dist.scatter(t, [x + r for r in range(size)] if rank == 0 else None, src=0)
+    keep(t)
+    t = torch.empty(3, 2)
+    dist.reduce_scatter(t, [x + r for r in range(size)])
+    keep(t)
+    whole = torch.arange(4.0 * size) + rank
+    t = torch.empty(4)
+    dist.reduce_scatter_single(t, whole, op=dist.ReduceOp.MAX)
+    keep(t)
+    t = torch.empty(3 if rank == 0 else 5, 2)
+    given, taken = ([1, 2], [1, 2]) if rank == 0 else ([2, 3], [2, 3])
+    dist.all_to_all_single(t, torch.ones(sum(given), 2) * rank, taken, given)
+    keep(t)
+    pieces = [torch.empty(3, 2) for _ in range(size)]
+    dist.all_to_all(pieces, [x + r for r in range(size)])
+    out.extend(pieces)
+    dist.barrier()
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    keep(torch.tensor([entry["rank"] for entry in objects]))
+    entry = [rank]
+    dist.broadcast_object_list(entry, src=1)
+    keep(torch.tensor(entry))
+    return out
+
+
+def several_at_once(rank, size):
+    group = dist.group.WORLD
+    tensors = [torch.full((n + 1,), float(rank + n)) for n in range(3)]
+    with dist._coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    outputs = [torch.empty(4 * size), torch.empty(2 * size)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for output in outputs:
+            dist.all_gather_single(output, output[: len(output) // size] * 0 + rank)
+    manager.wait()
+    parts = [torch.empty(2), torch.empty(1)]
+    with dist._coalescing_manager():
+        for part in parts:
+            dist.reduce_scatter_single(part, torch.arange(len(part) * size) + float(rank))
+    lists = [[torch.empty(2), torch.empty(1)] for _ in range(size)]
+    group.allgather_coalesced(lists, [torch.full((2,), 1.0 + rank), torch.ones(1)]).wait()
+    return [*tensors, *outputs, *parts, *(t for each in lists for t in each)]
+
+
+def functional_collectives(rank, size):
+    x = torch.arange(4.0) + rank
+    group = dist.group.WORLD
+    found = [
+        functional.all_reduce(x, "sum", group),
+        functional.all_gather_single(x, 0, group),
+        functional.reduce_scatter_single(x, "sum", 0, group),
+        functional.all_to_all_single(x, None, None, group),
+        functional.broadcast(x, 1, group),
+        *functional.all_reduce_coalesced([x, x + 1], "sum", group),
+        functional.all_reduce(functional.all_reduce(x, "sum", group), "max", group),
+    ]
+    return [tensor + 0 for tensor in found]  # which waits
+
+
+def groups(rank, size):
+    out = []
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    backwards = dist.new_group(list(reversed(range(size))), sort_ranks=False)
+    for group in (alone, backwards):
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x, group=group)
+        whole = torch.empty(dist.get_world_size(group))
+        dist.all_gather_single(whole, torch.tensor([float(rank)]), group=group)
+        out += [x, whole, torch.tensor([dist.get_rank(group)])]
+    mesh = init_device_mesh("cpu", (size, 1), mesh_dim_names=("across", "within"))
+    x = torch.tensor([float(rank)])
+    dist.all_reduce(x, group=mesh.get_group("across"))
+    dist.destroy_process_group(backwards)
+    return [*out, x]
+
+
+def messages(rank, size):
+    other = 1 - rank
+    big, small = torch.arange(300_000.0) + rank, torch.tensor([rank + 5])
+    got = [torch.empty_like(big), torch.empty_like(small), torch.empty(2), torch.empty(2)]
+    if rank == 0:
+        dist.send(big, dst=1, tag=3)
+        assert dist.recv(got[0], src=1) == 1
+    else:
+        assert dist.recv(got[0], tag=3) == 0  # from whoever it is
+        dist.send(big, dst=0)
+    sent = [dist.isend(torch.full((2,), float(tag)), other, tag=tag) for tag in (8, 9)]
+    taken = [dist.irecv(got[2 + at], other, tag=tag) for at, tag in enumerate((9, 8))]
+    for work in (*taken, *sent):
+        work.wait()
+    batch = [dist.P2POp(dist.irecv, got[1], other), dist.P2POp(dist.isend, small, other)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    anyone = torch.empty(1)
+    work = dist.irecv(anyone)
+    dist.send(torch.tensor([float(rank)]), other)
+    work.wait()
+    entry = [None]
+    if rank == 0:
+        dist.send_object_list(["hello"], dst=1)
+    else:
+        dist.recv_object_list(entry, src=0)
+        assert entry == ["hello"]
+    return [*got, anyone]
+
+
+def sparse_sums(rank, size):
+    places = torch.tensor([[rank, rank + 1], [0, 1]])
+    x = torch.sparse_coo_tensor(places, torch.tensor([1.0, 2.0]), (4, 2), check_invariants=True)
+    dist.all_reduce(x)
+    return [x.to_dense()]
+
+
+# Work that nobody waits for stays registered in torch, and keeps Gloo's sockets open.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.ranks(2, group=False, may_leave=["environment", "socket"])
+@pytest.mark.parametrize(
+    "program",
+    [collectives, several_at_once, functional_collectives, groups, messages, sparse_sums],
+)
+def test_results_equal_those_on_gloo(store, rank, world_size, program):
+    assert_same_as_on_gloo(store, rank, world_size, program)
+
+
+def identity(rank, size):
+    group = dist.group.WORLD
+    assert dist.get_backend() == "gradsync"
+    assert group.name() == "gradsync"
+    assert (group.rank(), group.size()) == (rank, size)
+    assert group.group_name == dist.group.WORLD.group_name != ""
+    assert group.group_desc == "default_pg"
+    assert [device.type for device in group._device_types] == ["cpu"]
+    backend = group._get_backend(torch.device("cpu"))
+    assert (backend.name(), backend.rank()) == ("gradsync", rank)
+    assert not backend.supports_coalescing
+    assert group.group.is_shared(backend.allocate_tensor(5, dtype=torch.float32, device="cpu"))
+    # Programs may call the group itself, with the options spelled out.
+    x = torch.tensor([rank + 1.0])
+    group.allreduce(x, dist.ReduceOp.MAX).wait()
+    assert x.item() == size
+    group.broadcast(x.zero_() + rank, root=1).wait()
+    group.barrier().wait()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(x)
+    assert "gradsync:all_reduce" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.ranks(2, group=False, may_leave=["environment"])
+def test_group_says_what_it_is_and_starts_again_on_the_same_store(store, rank, world_size):
+    for _ in range(2):
+        run_on("gradsync", store, rank, world_size, identity)
+
+
+def two_devices(rank, size):
+    group = dist.group.WORLD
+    kinds = {device.type for device in group._device_types}
+    assert kinds == {"cpu", "cuda"}
+    assert type(group._get_backend(torch.device("cuda"))).__name__ == "ProcessGroupGloo"
+    x = torch.tensor([1.0])
+    dist.all_reduce(x)
+    assert x.item() == size
+    dist.barrier()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.ranks(2, group=False, may_leave=["environment"])
+def test_other_devices_keep_their_own_backends(store, rank, world_size):
+    for devices in ("cpu:gradsync,cuda:gloo", "cuda:gloo,cpu:gradsync"):
+        run_on(devices, store, rank, world_size, two_devices)

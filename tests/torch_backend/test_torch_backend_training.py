@@ -1,0 +1,155 @@
+"""torch's ways to train on several ranks, unchanged, give on gradsync what they give on Gloo."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from beside_gloo import assert_same_as_on_gloo, run_on
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    # Work that nobody waits for stays registered in torch, and keeps Gloo's sockets open.
+    pytest.mark.ranks(2, group=False, may_leave=["environment", "socket"]),
+]
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+def batch(rank, step):
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def train(net, optimizer, rank, steps=3):
+    for step in range(steps):
+        optimizer.zero_grad()
+        net(batch(rank, step)).square().mean().backward()
+        optimizer.step()
+
+
+def weights(net):
+    found = [p.full_tensor() if isinstance(p, DTensor) else p for p in net.parameters()]
+    return [p.detach().clone() for p in found]
+
+
+def ddp(rank, size):
+    out = []
+    for options in ({}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0005}):
+        net = DistributedDataParallel(model(), **options)
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), rank)
+        out += weights(net)
+    hooked = DistributedDataParallel(model())
+    hooked.register_comm_hook(
+        None,
+        lambda _, bucket: (
+            dist.all_reduce(bucket.buffer(), async_op=True)
+            .get_future()
+            .then(lambda done: done.value()[0] / size)
+        ),
+    )
+    train(hooked, torch.optim.SGD(hooked.parameters(), lr=0.1), rank)
+    partial = DistributedDataParallel(
+        nn.ModuleList([model(), model()]), find_unused_parameters=True
+    )
+    partial.module.forward = lambda x: partial.module[0](x)
+    train(partial, torch.optim.SGD(partial.parameters(), lr=0.1), rank)
+    return [*out, *weights(hooked), *weights(partial)]
+
+
+def embedding_with_sparse_gradients(rank, size):
+    net = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
+    for step in range(2):
+        net(torch.tensor([rank, step + 3])).sum().backward()
+    return [net.module.weight.grad.to_dense()]
+
+
+def fsdp2(rank, size):
+    net = model()
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(net)
+    train(net, torch.optim.AdamW(net.parameters(), lr=0.1), rank)
+    return weights(net)
+
+
+def tensor_parallelism(rank, size):
+    mesh = init_device_mesh("cpu", (size,))
+    net = parallelize_module(model(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), 0)
+    rows = distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh, [Shard(0)])
+    return [*weights(net), rows.redistribute(mesh, [Shard(1)]).to_local(), rows.sum().full_tensor()]
+
+
+def pipeline(rank, size):
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    parts = [model()[:2], model()[2:]]
+    stage = PipelineStage(parts[rank], rank, size, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, goal: (out - goal).square().mean())
+    data = batch(0, 0)
+    if rank == 0:
+        schedule.step(data)
+    else:
+        schedule.step(target=data)
+    return [p.grad for p in parts[rank].parameters()]
+
+
+def zero_redundancy(rank, size):
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns when it is imported
+
+    net = DistributedDataParallel(model())
+    optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=0.1)
+    train(net, optimizer, rank)
+    return weights(net)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [ddp, embedding_with_sparse_gradients, fsdp2, tensor_parallelism, pipeline, zero_redundancy],
+    ids=lambda program: program.__name__,
+)
+def test_training_equals_that_on_gloo(store, rank, world_size, program):
+    assert_same_as_on_gloo(store, rank, world_size, program, **CLOSE)
+
+
+def test_checkpoint_written_on_gloo_is_read_on_gradsync_and_back(
+    store, rank, world_size, shared, tmp_path
+):
+    folder = shared(lambda: str(tmp_path))
+
+    def trained():
+        net = fully_shard(model())
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), rank)
+        return net
+
+    def written(rank, size):
+        net = trained()
+        checkpoint.save({"net": net.state_dict()}, checkpoint_id=f"{folder}/{dist.get_backend()}")
+        return weights(net)
+
+    def read(rank, size):
+        net = fully_shard(model())
+        state = {"net": net.state_dict()}
+        other = {"gloo": "gradsync", "gradsync": "gloo"}[dist.get_backend()]
+        checkpoint.load(state, checkpoint_id=f"{folder}/{other}")
+        net.load_state_dict(state["net"])
+        return weights(net)
+
+    expected = [run_on(name, store, rank, world_size, written) for name in ("gloo", "gradsync")]
+    found = [run_on(name, store, rank, world_size, read) for name in ("gradsync", "gloo")]
+    torch.testing.assert_close(found, expected, **CLOSE)
