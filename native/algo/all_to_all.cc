@@ -39,7 +39,17 @@ class Plan {
     return words_[2 * ranks_ * to + ranks_ + from];
   }
 
-  Status check() const {
+  bool agrees() const {
+    for (std::size_t from = 0; from < ranks_; ++from) {
+      for (std::size_t to = 0; to < ranks_; ++to) {
+        if (sent(from, to) != expected(from, to)) return false;
+      }
+    }
+    return true;
+  }
+
+  // What it is that does not agree.
+  Status disagreement() const {
     std::ostringstream text;
     std::vector<bool> differs(ranks_);
     for (std::size_t from = 0; from < ranks_; ++from) {
@@ -54,7 +64,6 @@ class Plan {
     for (std::size_t rank = 0; rank < ranks_; ++rank) {
       if (differs[rank]) verdict.ranks.push_back(static_cast<int>(rank));
     }
-    if (verdict.ranks.empty()) return verdict;
     verdict.code = Code::mismatch;
     verdict.message = text.str();
     verdict.message.resize(verdict.message.size() - 2);
@@ -170,17 +179,20 @@ Status all_to_all(Team& team, Staging& staging, const Pieces<const std::byte>& i
   std::memcpy(staging.mine(), inputs.counts.data(), inputs.counts.size_bytes());
   std::memcpy(staging.mine() + inputs.counts.size_bytes(), outputs.counts.data(),
               outputs.counts.size_bytes());
-  if (team.is_open()) Direct::put(staging.mine() + places, places_of(exchange), 1);
+  Direct direct(team, staging, rounds);
+  if (exchange.is_direct(*std::ranges::max_element(inputs.counts))) {
+    direct.put(staging.mine() + places, places_of(exchange), 1);
+  } else {
+    direct.put(staging.mine() + places, {}, 0);
+  }
   exchange.stage(0, false);
   status = rounds.announce(what, 0);
   if (!status.ok()) return status;
   const Plan plan(team, staging);
-  status = plan.check();
-  if (!status.ok()) return status;
+  if (!plan.agrees()) return plan.disagreement();
 
   bool staged = true;
   if (exchange.is_direct(plan.largest())) {
-    Direct direct(team, staging, rounds);
     const bool faster = Direct::worthwhile(team, std::max(plan.largest() * element, direct_bytes));
     if (faster && direct.offered_by_all(places)) return exchange.read_all(direct, places);
     staged = false;  // the large ones; so the first round is made again

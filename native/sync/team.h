@@ -2,10 +2,12 @@
 // It knows nothing of what a call does. All acquire/release pairs of the core are in team.cc.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -115,6 +117,8 @@ class Team {
   // wait; if anything else prevents it the group is aborted, because the others wait for us.
   Status read_from(int peer, std::byte* to, std::uint64_t from, std::size_t bytes,
                    Deadline deadline);
+  // Whether others can be given these places in our memory, each of so many bytes or null.
+  bool can_offer(std::span<const std::byte* const> places, std::size_t bytes);
   // Tells those who read our memory that it is no longer what they were promised.
   void withdraw();
 
@@ -183,6 +187,14 @@ class Team {
   Liveness liveness_;
   std::unique_ptr<std::uint64_t> beacon_;
   std::vector<Neighbour> neighbours_;
+  // Places that were found to be readable lately, to save the system call for tensors that are used
+  // again and again.
+  struct Offer {
+    const std::byte* place = nullptr;
+    std::size_t bytes = 0;
+  };
+  std::array<Offer, 16> offered_{};
+  std::size_t next_offer_ = 0;
   bool is_open_ = false;
 };
 

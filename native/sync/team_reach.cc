@@ -40,6 +40,20 @@ Status Team::read_from(int peer, std::byte* to, std::uint64_t from, std::size_t 
   return out_of_reach(peer, deadline);
 }
 
+bool Team::can_offer(std::span<const std::byte* const> places, std::size_t bytes) {
+  const auto is_known = [&](const std::byte* place) {
+    return place == nullptr || std::ranges::any_of(offered_, [&](const Offer& offer) {
+             return offer.place == place && offer.bytes == bytes;
+           });
+  };
+  if (std::ranges::all_of(places, is_known)) return true;
+  if (!can_be_reached(places, bytes)) return false;
+  for (const std::byte* place : places) {
+    if (!is_known(place)) offered_[next_offer_++ % offered_.size()] = {place, bytes};
+  }
+  return true;
+}
+
 void Team::withdraw() {
   // Acquire: what the caller does to its memory afterwards does not come before.
   slot(rank_).withdrawn.exchange(1, std::memory_order_acq_rel);
