@@ -6,7 +6,6 @@
 #include <string>
 
 #include "algo/algorithm.h"
-#include "algo/slice.h"
 
 namespace gradsync {
 namespace {
@@ -30,7 +29,7 @@ Board::Board(Team& team, std::uint32_t number, std::vector<BucketShape> shapes,
     : team_(team), number_(number), own_notices_(std::move(own_notices)) {
   std::size_t offset = 0;
   for (std::size_t b = 0; b < shapes.size(); ++b) {
-    Entry entry{shapes[b], nullptr, find_weighted_kernel(shapes[b].dtype), {}, {}, {}};
+    Entry entry{shapes[b], nullptr, find_weighted_kernel(shapes[b].dtype), {}, {}, {}, {}};
     (void)find_kernel(shapes[b].dtype, Reduce::avg, entry.average);
     for (std::size_t rank = 0; rank < notices.size(); ++rank) {
       // Zeroed memory is a notice that never arrived: nothing has to be constructed.
@@ -43,7 +42,8 @@ Board::Board(Team& team, std::uint32_t number, std::vector<BucketShape> shapes,
   }
 }
 
-Status Board::arrive(std::size_t bucket, double weight, std::span<const std::uint8_t> missing) {
+Status Board::arrive(std::size_t bucket, double weight, std::span<const std::uint8_t> missing,
+                     std::span<const LentPart> lent) {
   if (bucket >= entries_.size()) {
     return Status::error(Code::invalid, "no bucket " + std::to_string(bucket) + " on a board of " +
                                             std::to_string(entries_.size()));
@@ -60,6 +60,8 @@ Status Board::arrive(std::size_t bucket, double weight, std::span<const std::uin
     return Status::error(Code::invalid, std::to_string(missing.size()) + " flags for " +
                                             std::to_string(entry.shape.parts) + " parts");
   }
+  entry.lent.assign(lent.begin(), lent.end());
+  if (!lent.empty()) copy_for_others(entry);
   notice.weight = weight;
   notice.any_missing = missing.empty() ? 0 : 1;
   if (!missing.empty()) std::memcpy(parts_of(&notice), missing.data(), missing.size());
@@ -80,34 +82,70 @@ bool Board::advance() {
   const std::size_t before = next_;
   while (next_ < entries_.size() && is_full_everywhere(entries_[next_])) {
     reduce_own_slice(entries_[next_]);
+    entries_[next_].lent.clear();
     ++next_;
   }
   return next_ != before;
 }
 
-void Board::reduce_own_slice(const Entry& entry) const {
+void Board::copy_for_others(const Entry& entry) const {
+  const std::size_t element = size_of(entry.shape.dtype);
+  const Slice own = slice_of(entry.shape.count, team_.rank(), team_.size(), element);
+  std::byte* const bucket = entry.data[static_cast<std::size_t>(team_.rank())];
+  std::size_t begin = 0;
+  for (const LentPart& part : entry.lent) {
+    const std::size_t end = begin + part.count;
+    const auto copy = [&](std::size_t from, std::size_t to) {
+      if (from >= to) return;
+      std::memcpy(bucket + from * element, part.data + (from - begin) * element,
+                  (to - from) * element);
+    };
+    copy(begin, std::min(end, own.begin));
+    copy(std::max(begin, own.begin + own.count), end);
+    begin = end;
+  }
+}
+
+void Board::reduce_own_slice(Entry& entry) const {
   const std::size_t element = size_of(entry.shape.dtype);
   const Slice own = slice_of(entry.shape.count, team_.rank(), team_.size(), element);
   if (own.count == 0) return;
+  if (entry.lent.empty()) {
+    const std::byte* const bucket = entry.data[static_cast<std::size_t>(team_.rank())];
+    reduce_range(entry, own, bucket + own.begin * element);
+    return;
+  }
+  std::size_t begin = 0;
+  for (const LentPart& part : entry.lent) {
+    const std::size_t from = std::max(begin, own.begin);
+    const std::size_t to = std::min(begin + part.count, own.begin + own.count);
+    if (from < to) reduce_range(entry, {from, to - from}, part.data + (from - begin) * element);
+    begin += part.count;
+  }
+}
+
+void Board::reduce_range(const Entry& entry, Slice range, const std::byte* own) const {
+  const std::size_t element = size_of(entry.shape.dtype);
+  const auto mine = static_cast<std::size_t>(team_.rank());
   std::vector<const std::byte*> sources;
   std::vector<std::byte*> destinations;
   std::vector<double> weights;
   double total = 0;
   bool equal = true;
   for (std::size_t rank = 0; rank < entry.data.size(); ++rank) {
-    destinations.push_back(entry.data[rank] + own.begin * element);
-    sources.push_back(destinations.back());
+    destinations.push_back(entry.data[rank] + range.begin * element);
+    sources.push_back(rank == mine ? own : destinations.back());
     weights.push_back(entry.notices[rank]->weight);
     total += weights.back();
     equal = equal && weights.back() == weights[0];
   }
   // Equal weights take the plain mean, whose bits do not depend on the weight.
   if (equal && total != 0) {
-    entry.average(sources, destinations, own.count);
+    entry.average(sources, destinations, range.count);
     return;
   }
   for (double& weight : weights) weight = total != 0 ? weight / total : 0.0;
-  entry.weighted(sources, weights, destinations, own.count);
+  entry.weighted(sources, weights, destinations, range.count);
 }
 
 Status Board::finish(Deadline deadline) {

@@ -5,6 +5,10 @@
 // own buckets is full, and while it waits at the end (finish). No thread is needed, and nobody
 // waits before the end.
 //   steps: 2 for all buckets together   bytes moved per rank: n read, n written
+//
+// Gradients that autograd has put elsewhere may be lent instead of copied in: only what other ranks
+// reduce of them is copied; the own slice is read where it is.
+//   bytes moved in addition: n - n / ranks in
 #pragma once
 
 #include <atomic>
@@ -14,6 +18,7 @@
 #include <span>
 #include <vector>
 
+#include "algo/slice.h"
 #include "algo/staging.h"
 #include "common/deadline.h"
 #include "common/status.h"
@@ -26,6 +31,12 @@ struct BucketShape {
   std::size_t count;  // elements
   Dtype dtype;
   std::size_t parts;  // parameters in it
+};
+
+// A gradient that is not in its bucket. Parts of a bucket follow each other.
+struct LentPart {
+  const std::byte* data;
+  std::size_t count;  // elements
 };
 
 // What one rank says of one bucket, in the arena; followed by a byte for each part.
@@ -49,7 +60,12 @@ class Board {
 
   // This rank's bucket is full. `missing`, when given, has a byte for each part: 1 where this rank
   // has nothing to add (and left zeros). The result is the mean of the ranks' buckets, weighted.
-  Status arrive(std::size_t bucket, double weight, std::span<const std::uint8_t> missing);
+  // `lent`, when given, is all of the bucket, to be left alone until reduced() has passed it.
+  Status arrive(std::size_t bucket, double weight, std::span<const std::uint8_t> missing,
+                std::span<const LentPart> lent = {});
+  // How many buckets of this pass, from the first, have been reduced by this rank.
+  std::size_t reduced() const { return next_; }
+  const BucketShape& shape(std::size_t bucket) const { return entries_.at(bucket).shape; }
   // Reduces what can be reduced; true when there was something.
   bool advance();
   // Ends the pass on all ranks.
@@ -67,6 +83,7 @@ class Board {
     WeightedKernel weighted;
     std::vector<BucketNotice*> notices;  // of each rank
     std::vector<std::byte*> data;
+    std::vector<LentPart> lent;  // by this rank, in this pass
     std::vector<std::size_t> missing_everywhere;
   };
 
@@ -74,7 +91,10 @@ class Board {
     return reinterpret_cast<std::uint8_t*>(notice + 1);
   }
   bool is_full_everywhere(const Entry& entry) const;
-  void reduce_own_slice(const Entry& entry) const;
+  void copy_for_others(const Entry& entry) const;
+  void reduce_own_slice(Entry& entry) const;
+  // `own` is where this rank's elements are.
+  void reduce_range(const Entry& entry, Slice range, const std::byte* own) const;
   static void find_missing(Entry& entry);
 
   Team& team_;

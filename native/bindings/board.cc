@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/session.h"
+#include "bindings/tensors.h"
 
 namespace nb = nanobind;
 
@@ -20,6 +21,7 @@ namespace {
 struct BoundBoard {
   Session* session;
   std::unique_ptr<Board> board;
+  TensorReader reader;
 };
 
 // (address, count, dtype, parts) of a bucket.
@@ -50,11 +52,38 @@ void arrive(BoundBoard& self, std::size_t bucket, double weight, const nb::objec
   run_released([&] { return self.board->arrive(bucket, weight, flags); });
 }
 
+// Like arrive(), with gradients that stay where they are. False, and nothing done, unless they are
+// plain tensors that make up the bucket.
+bool lend(BoundBoard& self, std::size_t bucket, double weight, const nb::list& gradients) {
+  if (bucket >= self.board->size()) return false;
+  const BucketShape& shape = self.board->shape(bucket);
+  std::vector<LentPart> parts;
+  parts.reserve(gradients.size());
+  std::size_t count = 0;
+  for (const nb::handle gradient : gradients) {
+    PlainTensor plain;
+    if (!self.reader.read(gradient, plain) || plain.dtype != shape.dtype) return false;
+    parts.push_back({plain.data, plain.count});
+    count += plain.count;
+  }
+  if (count != shape.count) return false;
+  run_released([&] { return self.board->arrive(bucket, weight, {}, parts); });
+  return true;
+}
+
 }  // namespace
 
 void bind_board(nb::module_& module, nb::class_<Session>& session) {
   nb::class_<BoundBoard>(module, "Board")
       .def("arrive", &arrive, nb::arg("bucket"), nb::arg("weight"), nb::arg("missing").none())
+      .def("lend", &lend, nb::arg("bucket"), nb::arg("weight"), nb::arg("gradients"))
+      .def(
+          "lend_tensors",
+          [](BoundBoard& self, nb::type_object type, const nb::capsule& table) {
+            self.reader = TensorReader(std::move(type), table);
+          },
+          nb::arg("tensor_type"), nb::arg("exchange_table"))
+      .def("reduced", [](const BoundBoard& self) { return self.board->reduced(); })
       .def("poll",
            [](BoundBoard& self) {
              const Unlocked unlocked;

@@ -7,6 +7,9 @@ import torch.distributed._functional_collectives as functional
 from beside_gloo import assert_same_as_on_gloo, run_on
 from torch.distributed.device_mesh import init_device_mesh
 
+from gradsync.stores import to_torch
+from gradsync.torch_backend.flight import dump_flight_record
+
 
 def collectives(rank, size):
     x = torch.arange(6, dtype=torch.float32).reshape(3, 2) + 10 * rank
@@ -218,3 +221,48 @@ def two_devices(rank, size):
 def test_other_devices_keep_their_own_backends(store, rank, world_size):
     for devices in ("cpu:gradsync,cuda:gloo", "cuda:gloo,cpu:gradsync"):
         run_on(devices, store, rank, world_size, two_devices)
+
+
+def recorded_calls(rank, size):
+    group = dist.new_group([1, 0], sort_ranks=False)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4), async_op=True).wait()
+    dist.all_gather_single(torch.empty(2 * size), torch.ones(2), group=group)
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    else:
+        dist.recv(torch.ones(1), 0)
+    dist.barrier()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.ranks(2, group=False, may_leave=["environment"])
+def test_last_calls_are_written_for_torchs_analyser(
+    store, rank, world_size, shared, tmp_path, monkeypatch
+):
+    from torch.distributed.flight_recorder.components.builder import build_db
+    from torch.distributed.flight_recorder.components.config_manager import JobConfig
+    from torch.distributed.flight_recorder.components.loader import read_dump
+
+    folder = shared(lambda: str(tmp_path))
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
+    own = dist.PrefixStore("record", to_torch(store))
+    dist.init_process_group("gradsync", store=own, rank=rank, world_size=world_size)
+    recorded_calls(rank, world_size)
+    path = dump_flight_record(f"{folder}/rank_")
+    dist.barrier()
+    dist.destroy_process_group()
+    assert path == f"{folder}/rank_{rank}"
+    entries = read_dump("rank_", path)["entries"]
+    assert [e["profiling_name"] for e in entries if not e["is_p2p"]] == [
+        *["gloo:all_reduce"] * 3,
+        "gloo:all_gather_single",
+        "gloo:barrier",
+    ]
+    assert {entry["state"] for entry in entries} == {"completed"}
+    assert entries[0]["input_sizes"] == [[4]]
+    if rank == 0:
+        dumps = {str(r): read_dump("rank_", f"{folder}/rank_{r}") for r in range(world_size)}
+        arguments = JobConfig().parse_args([folder, "--prefix", "rank_"])
+        database = build_db(dumps, arguments, dumps["0"]["version"])
+        assert [call.pass_check for call in database.collectives] == [True] * 6

@@ -83,7 +83,10 @@ def fsdp2(rank, size):
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
     fully_shard(net)
-    train(net, torch.optim.AdamW(net.parameters(), lr=0.1), rank)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    train(net, optimizer, rank)
+    net.set_allocate_memory_from_process_group_for_comm(True)  # shared memory on gradsync
+    train(net, optimizer, rank)
     return weights(net)
 
 

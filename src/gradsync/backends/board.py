@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from gradsync import _native
 from gradsync.backends.call import Call
@@ -21,12 +22,28 @@ class ShmBoard:
         self._failure = failure
         # The core's own methods: they cannot fail, and are on the path of every gradient.
         self.poll = board.poll
+        self.reduced = board.reduced
         self.missing_everywhere = board.missing_everywhere
 
     def arrive(self, bucket: int, weight: float, missing: bytes | None) -> None:
         """Say that this rank's bucket is full, and reduce what can be reduced."""
         try:
             self._board.arrive(bucket, weight, missing)
+        except _native.StatusError as error:
+            raise UsageError(f"bucket_board: {error.args[1]}") from None
+
+    def read_tensors(self, tensor_type: type) -> bool:
+        """Get ready for ``lend``; False if tensors of this type do not say where they are."""
+        table = getattr(tensor_type, "__dlpack_c_exchange_api__", None)
+        if table is None:
+            return False
+        self._board.lend_tensors(tensor_type, table)
+        return True
+
+    def lend(self, bucket: int, weight: float, gradients: list[Any]) -> bool:
+        """Like ``arrive``, with gradients that stay where they are; False if they cannot."""
+        try:
+            return self._board.lend(bucket, weight, gradients)
         except _native.StatusError as error:
             raise UsageError(f"bucket_board: {error.args[1]}") from None
 

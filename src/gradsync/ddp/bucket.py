@@ -51,6 +51,7 @@ class Bucket:
             self.views.append(slice_like(self.flat, offset, param))
             offset += param.numel()
         self._pairs = list(zip(self.params, self.views, strict=True))
+        self._is_plain = all(view.is_contiguous() for view in self.views)
         self._kept: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
 
     def fill(self) -> bytes | None:
@@ -61,8 +62,7 @@ class Bucket:
             return self.fill_partly(bytes(grad is None for grad in grads))
         if not any(map(is_, grads, views)):  # the usual case: all were set to None before
             _bring_in(views, grads)
-            for param, view in self._pairs:
-                param.grad = view
+            self.take_over()
             return None
         moved = [k for k, grad in enumerate(grads) if grad is not views[k]]
         if moved:
@@ -70,6 +70,18 @@ class Bucket:
             for k in moved:
                 params[k].grad = views[k]
         return None
+
+    def to_lend(self) -> list[torch.Tensor] | None:
+        """Return the gradients if none is in the bucket yet and all lie as they would in it."""
+        grads: list[Any] = [param.grad for param in self.params]
+        if not self._is_plain or any(map(is_, grads, _NONES)) or any(map(is_, grads, self.views)):
+            return None
+        return None if any(map(_requires_grad, grads)) else grads
+
+    def take_over(self) -> None:
+        """Make the bucket hold the parameters' gradients: they were lent to whoever fills it."""
+        for param, view in self._pairs:
+            param.grad = view
 
     def fill_partly(self, missing: bytes) -> bytes:
         """Bring in what there is; ``missing`` has a 1 for each parameter without a gradient.

@@ -6,6 +6,7 @@ for each bucket and works on any backend. Both say which parameters no rank had 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -32,6 +33,9 @@ class Engine(Protocol):
 
     def launch(self, bucket: Bucket, missing: bytes | None, weight: float | None) -> None:
         """Send a bucket on its way; with a weight the result is the weighted mean."""
+
+    def lend(self, bucket: Bucket) -> bool:
+        """Launch a bucket without copying all of it in; False if that cannot be done."""
 
     def poll(self) -> None:
         """Make progress on what has been launched, without waiting."""
@@ -68,6 +72,10 @@ class CallEngine:
             self._weighted.append(bucket)
             self._weight = weight
         self._works.append((bucket, self._group.all_reduce_async(bucket.whole, op)))
+
+    def lend(self, bucket: Bucket) -> bool:
+        """Refuse: a call needs all of the bucket in one place."""
+        return False
 
     def poll(self) -> None:
         """Do nothing: calls make progress by themselves."""
@@ -106,10 +114,25 @@ class BoardEngine:
         flats = [bucket.flat for bucket in buckets]
         self._board = group.bucket_board(flats, [len(bucket.params) for bucket in buckets])
         self._timeout_s = timeout_s
+        # Lent gradients, by bucket, until this rank has reduced its slice of them.
+        self._lent: deque[tuple[int, list[torch.Tensor]]] = deque()
 
     def launch(self, bucket: Bucket, missing: bytes | None, weight: float | None) -> None:
         """Say that this rank's bucket is filled."""
         self._board.arrive(bucket.index, 1.0 if weight is None else weight, missing)
+
+    def lend(self, bucket: Bucket) -> bool:
+        """Copy in only what the other ranks reduce, and keep the gradients until we have."""
+        grads = bucket.to_lend() if self._board.can_lend else None
+        if grads is None or not self._board.lend(bucket.index, 1.0, grads):
+            return False
+        bucket.take_over()
+        lent = self._lent
+        lent.append((bucket.index, grads))
+        reduced = self._board.reduced()
+        while lent and lent[0][0] < reduced:
+            lent.popleft()
+        return True
 
     def poll(self) -> None:
         """Reduce this rank's slice of what has become full everywhere."""
@@ -118,6 +141,7 @@ class BoardEngine:
     def finish(self) -> None:
         """Wait for the others' buckets and reduce what is left."""
         self._board.finish(self._timeout_s)
+        self._lent.clear()
 
     def missing_everywhere(self, bucket: Bucket) -> Sequence[int]:
         """Ask the board."""

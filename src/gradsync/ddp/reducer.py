@@ -242,13 +242,17 @@ class Reducer:
     # -- a pass -----------------------------------------------------------------------------------
 
     def _launch(self, bucket: Bucket, missing: bytes | None) -> None:
+        assert self._engine is not None
+        if missing is None and self.weight.is_plain and self._engine.lend(bucket):
+            self._launched += 1
+            self.timing.note_launch()
+            return
         self.weight.discard(bucket.numbers)
         missing = bucket.fill() if missing is None else bucket.fill_partly(missing)
         if missing is not None:
             self._partial.append(bucket)
         self._launched += 1
         self.timing.note_launch()
-        assert self._engine is not None
         self._engine.launch(bucket, missing, self.weight.apply(bucket.flat))
 
     def _finish(self) -> None:

@@ -74,6 +74,11 @@ class PassWeight:
             if self._kept is not None:
                 self._params[number].grad = self._kept[number]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether gradients go out as they are, with the same weight as everybody's."""
+        return self._next is None and self.default is None
+
     def discard(self, numbers: Sequence[int]) -> None:
         """Take a weightless backward's gradients away again."""
         if self._kept is not None:

@@ -39,6 +39,9 @@ class BucketBoard:
         self._buckets = tuple(buckets)  # kept alive: the board has their addresses only
         views = [view(bucket, "bucket_board") for bucket in buckets]
         self._board: Any = make(list(zip(views, parts, strict=True)), timeout_s)
+        self.can_lend: bool = self._board.read_tensors(torch.Tensor)
+        self.reduced = self._board.reduced
+        """How many buckets of this pass, from the first, this rank has reduced."""
         self.poll = self._board.poll
         """Reduce this rank's slice of every bucket that has become full on all ranks."""
         self.missing_everywhere = self._board.missing_everywhere
@@ -51,6 +54,14 @@ class BucketBoard:
         (its part of the bucket must be zero then).
         """
         self._board.arrive(bucket, weight, missing)
+
+    def lend(self, bucket: int, weight: float, gradients: list[torch.Tensor]) -> bool:
+        """Like ``arrive``, with gradients that are copied only as far as other ranks need them.
+
+        They make up the bucket, in order, and must be left alone until ``reduced()`` has passed it.
+        Returns False, and does nothing, unless all of them are contiguous and of its dtype.
+        """
+        return bool(self._board.lend(bucket, weight, gradients))
 
     def finish(self, timeout_s: float) -> None:
         """Wait until all buckets are full everywhere and hold the weighted mean over the ranks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from gradsync.group.group import ProcessGroup
 from gradsync.torch_backend.arguments import Wanted
 from gradsync.torch_backend.cpu import CpuBackend
 from gradsync.torch_backend.failures import torch_error
+from gradsync.torch_backend.flight import open_recorder
 from gradsync.torch_backend.register import NAME
 from gradsync.torch_backend.work import Done, InFlight, Several, Tensors, TorchWork
 
@@ -40,6 +42,7 @@ class Caller(_TorchGroup):  # type: ignore[misc]
         self._calls = 0
         self._coalesced: list[TorchWork] | None = None
         self._name = self._description = ""
+        self._recorder = open_recorder(group)
         self._has_other_devices = False
         self._register_backend(_CPU, _TorchGroup.BackendType.CUSTOM, None)
 
@@ -71,13 +74,22 @@ class Caller(_TorchGroup):  # type: ignore[misc]
     ) -> TorchWork:
         # None is the limit that the group was made with, and the group's quickest way.
         limit = self._new_timeout if wanted.timeout is None else wanted.timeout
+        recorder = self._recorder
+        entry: Any = None
+        if recorder is not None:
+            own = self._timeout if limit is None else limit
+            entry = recorder.begin(name, own.total_seconds(), outputs, arguments)
         try:
             if wanted.asynchronous:
-                start = getattr(self.group, name + "_async")
-                return InFlight(start(*arguments, timeout=limit), outputs)
+                started = getattr(self.group, name + "_async")(*arguments, timeout=limit)
+                if recorder is not None:
+                    started.on_done(partial(recorder.end_well, entry, started))
+                return InFlight(started, outputs)
             getattr(self.group, name)(*arguments, timeout=limit)
         except DistError as error:
             raise torch_error(error) from error
+        if recorder is not None:
+            recorder.end(entry)
         return Done(outputs)
 
     @staticmethod
@@ -110,6 +122,8 @@ class Caller(_TorchGroup):  # type: ignore[misc]
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Take the name that torch gives the group."""
         self._name = name
+        if self._recorder is not None:
+            self._recorder.name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
         """Return what the group is for."""
@@ -118,6 +132,8 @@ class Caller(_TorchGroup):  # type: ignore[misc]
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         """Take what the group is for."""
         self._description = description
+        if self._recorder is not None:
+            self._recorder.description = description
 
     def get_group_store(self) -> Any:
         """Return the store that the ranks of this group share."""

@@ -14,11 +14,14 @@ from gradsync.group.group import ProcessGroup
 
 __all__ = ["monitored_barrier", "offer_monitored_barrier"]
 
+_SHORTEST = timedelta(milliseconds=1)
+
 
 def monitored_barrier(group: ProcessGroup, timeout: timedelta, wait_all_ranks: bool) -> None:
     """Wait until every rank of the group has come here, and say who has not."""
     try:
-        group.barrier(timeout=timeout)
+        # Zero is no limit to gradsync; here it is no patience.
+        group.barrier(timeout=max(timeout, _SHORTEST))
     except (CollectiveTimeout, PeerLostError) as error:
         raise dist.DistBackendError(_complaint(group, error, timeout, wait_all_ranks)) from error
 

@@ -74,6 +74,10 @@ class HookEngine:
         self._nobody: dict[int, list[int]] = {}
         self._share: float | None = None
 
+    def lend(self, bucket: Bucket) -> bool:
+        """Refuse: a hook sees all of the bucket."""
+        return False
+
     def launch(self, bucket: Bucket, missing: bytes | None, weight: float | None) -> None:
         """Call the hook."""
         if weight is not None:

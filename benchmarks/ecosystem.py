@@ -1,0 +1,132 @@
+"""Unchanged torch DDP on torch.distributed's backends: Gloo beside gradsync, and stepping alone.
+
+Two ranks with one thread each and the models of ddp_step.py. In alternating rounds of one run both
+ranks step the same model without DDP, under torch's DDP on Gloo and on gradsync, and under DDP with
+a hook that sends nothing: what DDP itself costs, and so the best that any backend can do. The tax
+is what a step takes more than alone in the same round; medians over rounds.
+
+    python benchmarks/ecosystem.py [--quick] [--models mlp,gpt,conv,layers] [--out r.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gradsync
+from ddp_step import MODELS, gradient_mib
+
+BACKENDS = ("gloo", "gradsync")
+VARIANTS = ("alone", *BACKENDS, "silent")
+
+
+def send_nothing(_, bucket):  # torch checks annotations, and cannot read them as text
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def stepper(name: str, variant: str, group: dist.ProcessGroup | None) -> Callable[[], None]:
+    torch.manual_seed(0)
+    make, data, _ = MODELS[name]
+    model = make()
+    if variant != "alone":
+        model = DistributedDataParallel(model, process_group=group)
+    if variant == "silent":
+        model.register_comm_hook(None, send_nothing)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    batch = data()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def time_rank(rank: int, folder: str, names: list[str], rounds: int) -> None:
+    """Time every variant in turn, round by round; rank 0 writes what it saw."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{folder}/meet", 2), rank=rank, world_size=2
+    )
+    groups = {name: dist.new_group(backend=name) for name in BACKENDS}
+    found = {}
+    for name in names:
+        steps = {v: stepper(name, v, groups.get(v, groups["gloo"])) for v in VARIANTS}
+        times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+        count = MODELS[name][2]
+        for number in range(rounds + 1):
+            for variant in VARIANTS if number % 2 else VARIANTS[::-1]:
+                dist.barrier(groups["gradsync"])
+                start = time.perf_counter()
+                for _ in range(count):
+                    steps[variant]()
+                dist.barrier(groups["gradsync"])  # the slower rank counts
+                if number:  # the first round warms up, and DDP plans its buckets in it
+                    times[variant].append((time.perf_counter() - start) / count)
+        found[name] = times
+    if rank == 0:
+        Path(folder, "times.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def measure(names: list[str], rounds: int) -> dict[str, dict[str, float]]:
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        gradsync.spawn(time_rank, (folder, names, rounds), nprocs=2)
+        found = json.loads(Path(folder, "times.json").read_text())
+    for name, times in found.items():
+        row = {"mib": gradient_mib(name)}
+        for variant in VARIANTS:
+            pairs = zip(times[variant], times["alone"], strict=True)
+            row[f"{variant}_ms"] = 1e3 * statistics.median(times[variant])
+            row[f"{variant}_tax"] = statistics.median(100 * (t / a - 1) for t, a in pairs)
+        for variant in ("gradsync", "silent"):
+            ratios = [a / b for a, b in zip(times["gloo"], times[variant], strict=True)]
+            row[f"{variant}_speedup"] = statistics.median(ratios)
+            row[f"{variant}_low"], _, row[f"{variant}_high"] = statistics.quantiles(ratios, n=4)
+        figures[name] = row
+    return figures
+
+
+def table(figures: dict[str, dict[str, float]]) -> str:
+    heads = [f"{v} ms" for v in VARIANTS] + [f"{v} tax" for v in VARIANTS[1:]]
+    lines = [f"{'model':8}{'MiB':>5}" + "".join(f"{head:>14}" for head in heads) + "   over gloo"]
+    for name, row in figures.items():
+        line = f"{name:8}{row['mib']:5.0f}" + "".join(f"{row[v + '_ms']:14.2f}" for v in VARIANTS)
+        line += "".join(f"{row[v + '_tax']:13.0f}%" for v in VARIANTS[1:])
+        line += f"   {row['gradsync_speedup']:.2f}x"
+        line += f" ({row['gradsync_low']:.2f} to {row['gradsync_high']:.2f})"
+        lines.append(f"{line}, at best {row['silent_speedup']:.2f}x")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="5 rounds instead of 15")
+    parser.add_argument("--models", default=",".join(MODELS), help="which, separated by commas")
+    parser.add_argument("--out", help="write the figures to this file as JSON")
+    options = parser.parse_args()
+    figures = measure(options.models.split(","), 5 if options.quick else 15)
+    print(table(figures))
+    if options.out:
+        machine = f"{platform.machine()}, {os.cpu_count()} cores"
+        report = {"models": figures, "machine": machine, "torch": torch.__version__}
+        Path(options.out).write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
