@@ -2,6 +2,8 @@
 // of the others.
 //   steps: 1 per chunk of round_bytes()   bytes moved per rank: n in, ranks * n out (its own piece
 //   past the staging)
+// Large, where memory is open: everybody reads the others' pieces from where they are.
+//   steps: 2   bytes moved per rank: ranks * n
 //
 // Where the pieces go is a list of addresses, so that a list of tensors and the parts of one large
 // tensor are the same thing. The own piece may be the input itself.
@@ -14,14 +16,39 @@
 
 #include "algo/algorithm.h"
 #include "algo/counts.h"
+#include "algo/direct.h"
 #include "algo/rounds.h"
 
 namespace gradsync {
+namespace {
+
+Status read_all(Team& team, Rounds& rounds, Direct& direct, const std::byte* input,
+                std::size_t bytes, std::span<std::byte* const> outputs) {
+  copy_bytes(outputs[static_cast<std::size_t>(team.rank())], input, bytes);
+  for (int n = 1; n < team.size(); ++n) {
+    const int peer = rounds.other(n);
+    const Status status =
+        direct.read(peer, direct.place(peer, 0), outputs[static_cast<std::size_t>(peer)], bytes);
+    if (!status.ok()) return status;
+  }
+  direct.done();
+  return direct.wait_for_all();
+}
+
+}  // namespace
 
 Status all_gather(Team& team, Staging& staging, const std::byte* input, std::size_t count,
                   Dtype dtype, std::span<std::byte* const> outputs, Deadline deadline) {
   const Cut cut{count * size_of(dtype), round_bytes(staging)};
+  const std::uint64_t what = pack_call(Op::all_gather, dtype, Reduce::sum, 0);
   Rounds rounds(team, staging, deadline);
+  if (Direct::worthwhile(team, cut.total)) {
+    Direct direct(team, staging, rounds);
+    bool possible = false;
+    const Status status = direct.offer(what, count, {&input, 1}, cut.total, possible);
+    if (!status.ok()) return status;
+    if (possible) return read_all(team, rounds, direct, input, cut.total, outputs);
+  }
   for (std::size_t i = 0; i < cut.rounds(); ++i) {
     const std::size_t offset = cut.offset(i);
     const std::size_t length = cut.length(i);
@@ -29,7 +56,7 @@ Status all_gather(Team& team, Staging& staging, const std::byte* input, std::siz
     if (!status.ok()) return status;
     if (team.size() > 1) copy_bytes(staging.mine(), input + offset, length);
     if (i == 0) {
-      status = rounds.announce(pack_call(Op::all_gather, dtype, Reduce::sum, 0), count);
+      status = rounds.announce(what, count);
       if (!status.ok()) return status;
     } else {
       rounds.publish();

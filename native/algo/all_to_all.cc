@@ -2,6 +2,8 @@
 // what the others staged for it.
 //   steps: 1 per round of half / other ranks, at most round_bytes(), of the largest piece of all
 //   bytes moved per rank: what it sends in, what it receives out (its own piece past the staging)
+// Where memory is open, large pieces are read from where they are, and small ones staged.
+//   steps: 1, or 2 with large pieces   bytes moved per rank: large ones once, small ones as above
 //
 // Any two ranks may exchange any number of elements, none included. Every half begins with how many
 // its rank sends to and expects from each; all ranks compare all of these before anything is
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "algo/algorithm.h"
+#include "algo/direct.h"
 #include "algo/rounds.h"
 
 namespace gradsync {
@@ -36,7 +39,17 @@ class Plan {
     return words_[2 * ranks_ * to + ranks_ + from];
   }
 
-  Status check() const {
+  bool agrees() const {
+    for (std::size_t from = 0; from < ranks_; ++from) {
+      for (std::size_t to = 0; to < ranks_; ++to) {
+        if (sent(from, to) != expected(from, to)) return false;
+      }
+    }
+    return true;
+  }
+
+  // What it is that does not agree.
+  Status disagreement() const {
     std::ostringstream text;
     std::vector<bool> differs(ranks_);
     for (std::size_t from = 0; from < ranks_; ++from) {
@@ -51,7 +64,6 @@ class Plan {
     for (std::size_t rank = 0; rank < ranks_; ++rank) {
       if (differs[rank]) verdict.ranks.push_back(static_cast<int>(rank));
     }
-    if (verdict.ranks.empty()) return verdict;
     verdict.code = Code::mismatch;
     verdict.message = text.str();
     verdict.message.resize(verdict.message.size() - 2);
@@ -65,55 +77,136 @@ class Plan {
   std::vector<std::size_t> words_;
 };
 
+// One call: what goes where.
+struct Exchange {
+  Team& team;
+  Staging& staging;
+  Rounds& rounds;
+  const Shares& shares;
+  const Pieces<const std::byte>& inputs;
+  const Pieces<std::byte>& outputs;
+  std::size_t element;
+  std::size_t most;  // bytes of a piece in one round
+
+  Cut cut_of(std::size_t count) const { return {count * element, most}; }
+
+  // Pieces this large are not staged with the announcement where memory is open.
+  bool is_direct(std::size_t count) const {
+    return team.is_open() && count * element > std::min(direct_bytes, most);
+  }
+
+  void stage(std::size_t round, bool large_too) const {
+    for (int n = 1; n < team.size(); ++n) {
+      const int peer = rounds.other(n);
+      const auto to = static_cast<std::size_t>(peer);
+      if (!large_too && is_direct(inputs.counts[to])) continue;
+      const Cut cut = cut_of(inputs.counts[to]);
+      copy_bytes(staging.mine() + shares.to(peer), inputs.data[to] + cut.offset(round),
+                 cut.length(round));
+    }
+  }
+
+  void keep_own(std::size_t round) const {
+    const auto own = static_cast<std::size_t>(team.rank());
+    const Cut kept = cut_of(inputs.counts[own]);
+    copy_bytes(outputs.data[own] + kept.offset(round), inputs.data[own] + kept.offset(round),
+               kept.length(round));
+  }
+
+  Status collect(std::size_t round) const {
+    for (int n = 1; n < team.size(); ++n) {
+      const int peer = rounds.other(n);
+      const auto from = static_cast<std::size_t>(peer);
+      const Status status = rounds.wait_for(peer);
+      if (!status.ok()) return status;
+      const Cut cut = cut_of(outputs.counts[from]);
+      copy_bytes(outputs.data[from] + cut.offset(round), staging.of(peer) + shares.from(peer),
+                 cut.length(round));
+    }
+    return Status::success();
+  }
+
+  // Small pieces are staged, and the large ones are read from where they are.
+  Status read_all(Direct& direct, std::size_t places) const {
+    const auto own = static_cast<std::size_t>(team.rank());
+    copy_bytes(outputs.data[own], inputs.data[own], inputs.counts[own] * element);
+    for (int n = 1; n < team.size(); ++n) {
+      const int peer = rounds.other(n);
+      const auto from = static_cast<std::size_t>(peer);
+      const std::size_t bytes = outputs.counts[from] * element;
+      if (!is_direct(outputs.counts[from])) {
+        copy_bytes(outputs.data[from], staging.of(peer) + shares.from(peer), bytes);
+        continue;
+      }
+      const Status status =
+          direct.read(peer, direct.place(peer, own, places), outputs.data[from], bytes);
+      if (!status.ok()) return status;
+    }
+    direct.done();
+    return direct.wait_for_all();
+  }
+};
+
+// The pieces that others are to read from where they are; nothing for the others.
+std::vector<const std::byte*> places_of(const Exchange& exchange) {
+  std::vector<const std::byte*> places;
+  for (std::size_t to = 0; to < exchange.inputs.data.size(); ++to) {
+    const bool needed = static_cast<int>(to) != exchange.team.rank() &&
+                        exchange.is_direct(exchange.inputs.counts[to]);
+    places.push_back(needed ? exchange.inputs.data[to] : nullptr);
+  }
+  return places;
+}
+
 }  // namespace
 
 Status all_to_all(Team& team, Staging& staging, const Pieces<const std::byte>& inputs,
                   const Pieces<std::byte>& outputs, Dtype dtype, Deadline deadline) {
   const auto ranks = static_cast<std::size_t>(team.size());
-  const Shares shares(team, staging, Plan::header_bytes(ranks));
+  // Every half begins with the counts and, after them, the places.
+  const std::size_t places = Plan::header_bytes(ranks);
+  const Shares shares(team, staging, places + Direct::header_bytes(ranks));
   Status status = shares.check();
   if (!status.ok()) return status;
   const std::size_t element = size_of(dtype);
   const std::size_t most = std::min(round_bytes(staging), shares.bytes()) / element * element;
-  const auto cut_of = [&](std::size_t count) { return Cut{count * element, most}; };
-  const auto own = static_cast<std::size_t>(team.rank());
-  std::size_t last = 1;
-
   Rounds rounds(team, staging, deadline);
-  for (std::size_t i = 0; i < last; ++i) {
-    status = rounds.turn();
-    if (!status.ok()) return status;
-    for (int n = 1; n < team.size(); ++n) {
-      const int peer = rounds.other(n);
-      const auto to = static_cast<std::size_t>(peer);
-      const Cut cut = cut_of(inputs.counts[to]);
-      copy_bytes(staging.mine() + shares.to(peer), inputs.data[to] + cut.offset(i), cut.length(i));
-    }
-    if (i == 0) {
-      std::memcpy(staging.mine(), inputs.counts.data(), inputs.counts.size_bytes());
-      std::memcpy(staging.mine() + inputs.counts.size_bytes(), outputs.counts.data(),
-                  outputs.counts.size_bytes());
-      status = rounds.announce(pack_call(Op::all_to_all, dtype, Reduce::sum, 0), 0);
+  const Exchange exchange{team, staging, rounds, shares, inputs, outputs, element, most};
+  const std::uint64_t what = pack_call(Op::all_to_all, dtype, Reduce::sum, 0);
+
+  status = rounds.turn();
+  if (!status.ok()) return status;
+  std::memcpy(staging.mine(), inputs.counts.data(), inputs.counts.size_bytes());
+  std::memcpy(staging.mine() + inputs.counts.size_bytes(), outputs.counts.data(),
+              outputs.counts.size_bytes());
+  Direct direct(team, staging, rounds);
+  if (exchange.is_direct(*std::ranges::max_element(inputs.counts))) {
+    direct.put(staging.mine() + places, places_of(exchange), 1);
+  } else {
+    direct.put(staging.mine() + places, {}, 0);
+  }
+  exchange.stage(0, false);
+  status = rounds.announce(what, 0);
+  if (!status.ok()) return status;
+  const Plan plan(team, staging);
+  if (!plan.agrees()) return plan.disagreement();
+
+  bool staged = true;
+  if (exchange.is_direct(plan.largest())) {
+    const bool faster = Direct::worthwhile(team, std::max(plan.largest() * element, direct_bytes));
+    if (faster && direct.offered_by_all(places)) return exchange.read_all(direct, places);
+    staged = false;  // the large ones; so the first round is made again
+  }
+  for (std::size_t i = 0; i < exchange.cut_of(plan.largest()).rounds(); ++i) {
+    if (i > 0 || !staged) {
+      status = rounds.turn();
       if (!status.ok()) return status;
-      const Plan plan(team, staging);
-      status = plan.check();
-      if (!status.ok()) return status;
-      last = cut_of(plan.largest()).rounds();
-    } else {
+      exchange.stage(i, true);
       rounds.publish();
     }
-    const Cut kept = cut_of(inputs.counts[own]);
-    copy_bytes(outputs.data[own] + kept.offset(i), inputs.data[own] + kept.offset(i),
-               kept.length(i));
-    for (int n = 1; n < team.size(); ++n) {
-      const int peer = rounds.other(n);
-      const auto from = static_cast<std::size_t>(peer);
-      status = rounds.wait_for(peer);
-      if (!status.ok()) return status;
-      const Cut cut = cut_of(outputs.counts[from]);
-      copy_bytes(outputs.data[from] + cut.offset(i), staging.of(peer) + shares.from(peer),
-                 cut.length(i));
-    }
+    exchange.keep_own(i);
+    status = exchange.collect(i);
+    if (!status.ok()) return status;
   }
   return Status::success();
 }

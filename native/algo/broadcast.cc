@@ -1,54 +1,23 @@
 // Broadcast of a private tensor: the root stages chunk by chunk, everybody copies out.
-//   steps: 1 + number of chunks   bytes moved: n in by the root, n out by each other rank
-//
-// The root is at most two chunks ahead of the slowest reader. Progress within the call, from
-// `base`:
-//   base                announced; the root has staged chunk 0
-//   base + i            root: chunk i is staged        others: chunk i - 1 is copied out
-//   base + chunks       all ranks, at the end
-#include <algorithm>
-#include <cstring>
-
+//   steps: 1 per chunk of round_bytes()   bytes moved: n in by the root, n out by each other rank
+// Large, where memory is open and cores are few: the others read it from where the root has it.
+// (With a core for each rank it is faster when the root brings it into the cache for them.)
+//   steps: 2   bytes moved: n by each other rank
 #include "algo/algorithm.h"
+#include "algo/direct.h"
+#include "algo/rounds.h"
 
 namespace gradsync {
 namespace {
 
-struct Chunks {
-  std::size_t bytes;
-  std::size_t capacity;
-
-  std::size_t count() const { return bytes == 0 ? 1 : (bytes + capacity - 1) / capacity; }
-  std::size_t offset(std::size_t i) const { return i * capacity; }
-  std::size_t length(std::size_t i) const { return std::min(capacity, bytes - offset(i)); }
-};
-
-Status send_chunks(Team& team, Staging& staging, const std::byte* data, const Chunks& chunks,
-                   std::uint64_t base, Deadline deadline) {
-  for (std::size_t i = 1; i < chunks.count(); ++i) {
-    const Status status = staging.next(deadline);
-    if (!status.ok()) return status;
-    std::memcpy(staging.mine(), data + chunks.offset(i), chunks.length(i));
-    const auto step = base + i;
-    staging.free_at(step + 1);
-    team.publish(step);
+Status read_from_root(Team& team, Direct& direct, std::byte* data, std::size_t bytes, int root) {
+  if (team.rank() == root) {
+    direct.done();
+    return direct.wait_for_all();
   }
-  return Status::success();
-}
-
-Status receive_chunks(Team& team, Staging& staging, std::byte* data, const Chunks& chunks, int root,
-                      std::uint64_t base, Deadline deadline) {
-  for (std::size_t i = 0; i < chunks.count(); ++i) {
-    const auto step = base + i;
-    if (i > 0) {
-      Status status = staging.next(deadline);
-      if (status.ok()) status = team.wait_for(root, step, deadline);
-      if (!status.ok()) return status;
-      staging.free_at(step + 1);
-    }
-    std::memcpy(data + chunks.offset(i), staging.of(root), chunks.length(i));
-    if (i + 1 < chunks.count()) team.publish(step + 1);
-  }
+  const Status status = direct.read(root, direct.place(root, 0), data, bytes);
+  if (!status.ok()) return status;
+  direct.done();
   return Status::success();
 }
 
@@ -56,23 +25,35 @@ Status receive_chunks(Team& team, Staging& staging, std::byte* data, const Chunk
 
 Status broadcast(Team& team, Staging& staging, std::byte* data, std::size_t count, Dtype dtype,
                  int root, Deadline deadline) {
-  const Chunks chunks{count * size_of(dtype), staging.capacity()};
-  Status status = staging.next(deadline);
-  if (!status.ok()) return status;
-  const std::uint64_t base = team.progress() + 1;
-  staging.free_at(base + 1);
-  if (team.rank() == root && chunks.bytes > 0) std::memcpy(staging.mine(), data, chunks.length(0));
-  team.announce(pack_call(Op::broadcast, dtype, Reduce::sum, static_cast<std::uint32_t>(root)),
-                count);
-  status = team.agree(deadline);
-  if (!status.ok()) return status;
-  if (chunks.bytes > 0) {
-    status = team.rank() == root
-                 ? send_chunks(team, staging, data, chunks, base, deadline)
-                 : receive_chunks(team, staging, data, chunks, root, base, deadline);
+  const Cut cut{count * size_of(dtype), round_bytes(staging)};
+  const bool sends = team.rank() == root;
+  const std::uint64_t what =
+      pack_call(Op::broadcast, dtype, Reduce::sum, static_cast<std::uint32_t>(root));
+  Rounds rounds(team, staging, deadline);
+  Status status;
+  if (team.is_crowded() && Direct::worthwhile(team, cut.total)) {
+    Direct direct(team, staging, rounds);
+    const std::byte* const place = data;
+    bool possible = false;
+    status = direct.offer(what, count, {&place, 1}, cut.total, possible);
     if (!status.ok()) return status;
+    if (possible) return read_from_root(team, direct, data, cut.total, root);
   }
-  team.publish(base + chunks.count());
+  for (std::size_t i = 0; i < cut.rounds(); ++i) {
+    status = rounds.turn();
+    if (!status.ok()) return status;
+    if (sends && team.size() > 1) {
+      copy_bytes(staging.mine(), data + cut.offset(i), cut.length(i));
+    }
+    if (i == 0) {
+      status = rounds.announce(what, count);
+    } else {
+      rounds.publish();
+      if (!sends) status = rounds.wait_for(root);
+    }
+    if (!status.ok()) return status;
+    if (!sends) copy_bytes(data + cut.offset(i), staging.of(root), cut.length(i));
+  }
   return Status::success();
 }
 

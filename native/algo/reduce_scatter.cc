@@ -2,6 +2,8 @@
 // what all the others staged for it together with its own.
 //   steps: 1 per round of half / other ranks, at most round_bytes()
 //   bytes moved per rank, with pieces of n: (ranks - 1) * n in, ranks * n read, n out
+// Large, where memory is open: each rank reads its piece from all the others and reduces it.
+//   steps: 2   bytes moved per rank: ranks * n read, n out
 //
 // The own input piece may be the output itself. Sums are taken in rank order.
 //
@@ -13,6 +15,8 @@
 
 #include "algo/algorithm.h"
 #include "algo/counts.h"
+#include "algo/direct.h"
+#include "algo/pull.h"
 #include "algo/rounds.h"
 #include "reduce/reduce.h"
 
@@ -21,6 +25,22 @@ namespace {
 
 bool all_equal(std::span<const std::size_t> counts) {
   return std::all_of(counts.begin(), counts.end(), [&](auto count) { return count == counts[0]; });
+}
+
+Status pull_piece(Team& team, Staging& staging, Direct& direct, const std::byte* input,
+                  std::size_t count, std::byte* output, std::size_t element, ReduceKernel kernel) {
+  const auto own = static_cast<std::size_t>(team.rank());
+  Pull pull(team, staging, direct, static_cast<std::size_t>(team.size()), element);
+  const Cut cut{count, pull.elements()};
+  for (std::size_t i = 0; i < cut.rounds(); ++i) {
+    const std::size_t offset = cut.offset(i) * element;
+    const Status status = pull.read(own, offset, cut.length(i) * element, input + offset);
+    if (!status.ok()) return status;
+    std::byte* const result = output + offset;
+    kernel(pull.sources(), {&result, 1}, cut.length(i));
+  }
+  direct.done();
+  return direct.wait_for_all();
 }
 
 // One call: what goes where in each round.
@@ -84,6 +104,17 @@ Status reduce_scatter(Team& team, Staging& staging, std::span<const std::byte* c
       pack_call(Op::reduce_scatter, dtype, reduce, 0) | (even ? 0 : uneven_bit);
 
   Rounds rounds(team, staging, deadline);
+  // Uneven pieces are rare, and compared in the rounds.
+  if (even && Direct::worthwhile(team, counts[0] * element)) {
+    Direct direct(team, staging, rounds);
+    bool possible = false;
+    status = direct.offer(what, counts[0], inputs, counts[0] * element, possible);
+    if (!status.ok()) return status;
+    const std::byte* const input = inputs[static_cast<std::size_t>(team.rank())];
+    if (possible) {
+      return pull_piece(team, staging, direct, input, counts[0], output, element, kernel);
+    }
+  }
   for (std::size_t i = 0; i < pass.rounds(); ++i) {
     status = rounds.turn();
     if (!status.ok()) return status;

@@ -80,7 +80,13 @@ class Rounds {
   Status turn() { return staging_.next(deadline_); }
 
   // Ends the staging of the first round: announces the call and waits until all agree on it.
+  // A call that has been announced already (direct.h) only goes on.
   Status announce(std::uint64_t what, std::uint64_t count) {
+    if (announced_) {
+      publish();
+      return wait_for_all();
+    }
+    announced_ = true;
     release();
     team_.announce(what, count);
     return team_.agree(deadline_);
@@ -95,6 +101,7 @@ class Rounds {
   Status wait_for_all() { return team_.wait_for_all(team_.progress(), deadline_); }
   // The n-th of the other ranks, the next one first, so that not all read from the same rank.
   int other(int n) const { return (team_.rank() + n) % team_.size(); }
+  Deadline deadline() const { return deadline_; }
 
  private:
   // Readers are done with this round when they publish the next one, be it of the next call.
@@ -103,6 +110,7 @@ class Rounds {
   Team& team_;
   Staging& staging_;
   Deadline deadline_;
+  bool announced_ = false;
 };
 
 }  // namespace gradsync

@@ -21,10 +21,20 @@ struct CpuMask {
   void merge(const CpuMask& other) {
     for (std::size_t i = 0; i < words.size(); ++i) words[i] |= other.words[i];
   }
+  void remove(const CpuMask& other) {
+    for (std::size_t i = 0; i < words.size(); ++i) words[i] &= ~other.words[i];
+  }
+  void add(std::uint32_t cpu) {
+    if (cpu / 64 < words.size()) words[cpu / 64] |= std::uint64_t{1} << cpu % 64;
+  }
 };
 
 // The calling thread's affinity mask; all of the first CPU when the system does not tell.
 CpuMask affinity_mask();
+
+// Moves the calling thread to another of its cores than `taken`, if it has one. Later the scheduler
+// may move it again.
+void move_off(const CpuMask& taken);
 
 // Cores that processes with the joint affinity `mask` and a quota of `quota` CPUs may use; at
 // least 1.

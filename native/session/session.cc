@@ -166,14 +166,14 @@ Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, const
 }
 
 Status Session::local(int ranks, std::size_t staging_bytes,
-                      std::vector<std::unique_ptr<Session>>& out) {
+                      std::vector<std::unique_ptr<Session>>& out, bool open) {
   const auto segment = std::make_shared<Segment>();
   Status status = make_segment(ranks, staging_bytes, *segment);
   if (!status.ok()) return status;
   std::shared_ptr<Arena> arena;
   status = Arena::create(ranks, arena);
   if (!status.ok()) return status;
-  Team::format(segment->data(), ranks, staging_bytes);
+  Team::format(segment->data(), ranks, staging_bytes, open);
   for (int rank = 0; rank < ranks; ++rank) {
     out.push_back(std::make_unique<Session>(segment, arena, rank, rank, ranks, Liveness()));
   }

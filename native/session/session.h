@@ -35,8 +35,9 @@ class Session {
 
   // Ranks that are threads of this process, on one mapping (where the thread sanitizer sees all of
   // them). Each rank's own thread must call enter() before anything else.
+  // `open`: they also read each other's memory, as processes do.
   static Status local(int ranks, std::size_t staging_bytes,
-                      std::vector<std::unique_ptr<Session>>& out);
+                      std::vector<std::unique_ptr<Session>>& out, bool open = false);
 
   // Over memory that is mapped already.
   Session(std::shared_ptr<Segment> segment, std::shared_ptr<Arena> arena, int arena_rank, int rank,

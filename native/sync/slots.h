@@ -10,6 +10,7 @@
 #include <string>
 
 #include "common/cores.h"
+#include "sync/neighbour.h"
 
 namespace gradsync {
 
@@ -32,24 +33,8 @@ struct Announcement {
   }
 };
 
-class AnnouncementCell {
- public:
-  void store(const Announcement& a) {
-    words_[0].store(a.sequence, std::memory_order_relaxed);
-    words_[1].store(a.what, std::memory_order_relaxed);
-    words_[2].store(a.count, std::memory_order_relaxed);
-    words_[3].store(a.time_ns, std::memory_order_relaxed);
-    words_[4].store(a.place, std::memory_order_relaxed);
-  }
-  Announcement load() const {
-    return {words_[0].load(std::memory_order_relaxed), words_[1].load(std::memory_order_relaxed),
-            words_[2].load(std::memory_order_relaxed), words_[3].load(std::memory_order_relaxed),
-            words_[4].load(std::memory_order_relaxed)};
-  }
-
- private:
-  std::array<std::atomic<std::uint64_t>, 5> words_{};
-};
+template <std::size_t Count>
+using Words = std::array<std::atomic<std::uint64_t>, Count>;
 
 // A text of which the end is kept when it is too long (that of a traceback says most), by whole
 // characters.
@@ -109,13 +94,46 @@ struct alignas(cache_line) Slot {
   std::atomic<std::uint32_t> progress{0};
   // How many ranks sleep on `progress`; a publisher that sees none saves the system call.
   std::atomic<std::uint32_t> sleepers{0};
-  // Two cells: a rank announces call n+1 while slow peers still read what it said of call n, but
-  // nobody can reach call n+2 before all have announced n+1 and so finished reading n.
-  std::array<AnnouncementCell, 2> announcements;
+  // Where it ran when it announced its last call.
+  std::atomic<std::uint32_t> core{0};
+  // What it announced: two of them, because a rank announces call n+1 while slow peers still read
+  // what it said of call n, but nobody can reach call n+2 before all have announced n+1 and so
+  // finished reading n. What all peers compare on every call is in the line that they poll.
+  std::array<Words<3>, 2> compared;                      // sequence, what, count
+  alignas(cache_line) std::array<Words<2>, 2> detailed;  // time_ns, place
+
+  void announce(const Announcement& a) {
+    Words<3>& first = compared[a.sequence & 1];
+    first[0].store(a.sequence, std::memory_order_relaxed);
+    first[1].store(a.what, std::memory_order_relaxed);
+    first[2].store(a.count, std::memory_order_relaxed);
+    Words<2>& second = detailed[a.sequence & 1];
+    second[0].store(a.time_ns, std::memory_order_relaxed);
+    second[1].store(a.place, std::memory_order_relaxed);
+  }
+  // Time and place are 0.
+  Announcement announced_call(std::uint64_t sequence) const {
+    const Words<3>& words = compared[sequence & 1];
+    return {words[0].load(std::memory_order_relaxed), words[1].load(std::memory_order_relaxed),
+            words[2].load(std::memory_order_relaxed), 0, 0};
+  }
+  Announcement announced(std::uint64_t sequence) const {
+    Announcement all = announced_call(sequence);
+    const Words<2>& words = detailed[sequence & 1];
+    all.time_ns = words[0].load(std::memory_order_relaxed);
+    all.place = words[1].load(std::memory_order_relaxed);
+    return all;
+  }
 
   alignas(cache_line) std::atomic<Presence> presence{Presence::absent};
   std::int32_t pid = 0;  // in the rank's own pid namespace; for messages only
   CpuMask affinity;
+  Beacon beacon;                              // in the rank's own memory
+  std::atomic<std::uint32_t> reaches_all{0};  // 1: it can read all others' memory
+  // 1: it has given up on a call in which others read its memory, which may be anything by now.
+  std::atomic<std::uint32_t> withdrawn{0};
+  // 1 + the rank because of which this one gave up in the middle of a step; 0: nobody.
+  std::atomic<std::uint32_t> blames{0};
   std::array<char, 4096> note{};  // why it failed, NUL-terminated; written before `presence`
 
   // Which line asked for a call, by the call's number. Published when the call fails or takes long.
@@ -131,6 +149,7 @@ struct alignas(cache_line) Header {
   std::uint64_t magic = 0;
   std::uint32_t ranks = 0;
   std::uint64_t staging_bytes = 0;  // per rank
+  bool open = false;                // ranks may look for a way into each other's memory
   // 1 + the rank that aborted the group, 0 while nobody has. `reason` is written by the first to
   // move `aborting` from 0, before `aborted` is set.
   std::atomic<std::uint32_t> aborting{0};
@@ -156,6 +175,7 @@ inline constexpr std::size_t segment_bytes(std::size_t ranks, std::size_t stagin
   return staging_offset(ranks) + ranks * round_up(staging_bytes, page_bytes);
 }
 
+static_assert(offsetof(Slot, detailed) == cache_line, "one line to poll and to compare");
 static_assert(sizeof(Slot) % cache_line == 0, "neighbouring slots must not share a cache line");
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free,
               "words in shared memory must be lock-free");

@@ -2,9 +2,12 @@
 // It knows nothing of what a call does. All acquire/release pairs of the core are in team.cc.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +15,7 @@
 #include "common/deadline.h"
 #include "common/status.h"
 #include "sync/liveness.h"
+#include "sync/neighbour.h"
 #include "sync/slots.h"
 
 namespace gradsync {
@@ -58,7 +62,8 @@ class Team {
   // format().
   Team(std::byte* memory, int rank, int ranks, Liveness liveness);
 
-  static void format(std::byte* memory, int ranks, std::size_t staging_bytes);
+  // `open`: ranks that can read each other's memory do.
+  static void format(std::byte* memory, int ranks, std::size_t staging_bytes, bool open = true);
 
   // The group's name, for messages.
   const std::string& name() const { return name_; }
@@ -68,6 +73,10 @@ class Team {
   int size() const { return size_; }
   std::byte* staging(int rank) const;
   std::size_t staging_bytes() const { return header_->staging_bytes; }
+  // Whether every rank can read every other's memory; the same on all ranks.
+  bool is_open() const { return is_open_; }
+  // Whether there are more ranks than cores.
+  bool is_crowded() const { return patience_.spins == 0; }
 
   // Publishes the caller's identity and waits until every rank has done so.
   Status enter(Deadline deadline);
@@ -104,6 +113,15 @@ class Team {
                   const Meanwhile& meanwhile = nullptr);
   Status wait_for_all(std::uint64_t step, Deadline deadline, const Meanwhile& meanwhile = nullptr);
 
+  // Copies from a peer's own memory. A peer that has gone or given up meanwhile is reported as in a
+  // wait; if anything else prevents it the group is aborted, because the others wait for us.
+  Status read_from(int peer, std::byte* to, std::uint64_t from, std::size_t bytes,
+                   Deadline deadline);
+  // Whether others can be given these places in our memory, each of so many bytes or null.
+  bool can_offer(std::span<const std::byte* const> places, std::size_t bytes);
+  // Tells those who read our memory that it is no longer what they were promised.
+  void withdraw();
+
   // Lets the others know which line asked for the present call.
   void publish_site();
   // Waits until these ranks have, as far as they still can.
@@ -134,6 +152,12 @@ class Team {
   Status health(std::uint64_t step) const;
   Status lost(int peer, const std::string& why) const;
   Status timed_out(std::uint64_t step) const;
+  Status look_for_neighbours(Deadline deadline);
+  Status out_of_reach(int peer, Deadline deadline);
+  bool is_on_core_of(int peer) const;
+  // Schedulers are slow to part ranks that were woken on one core although there are enough: two
+  // that wait for each other there take hundreds of microseconds for what takes one on two cores.
+  void find_own_core();
   // When the peer was last seen to have made a step.
   Deadline::Clock::time_point last_move(int peer);
   // Called now and then during a wait that began at `since.start()`.
@@ -157,8 +181,21 @@ class Team {
   std::uint64_t told_late_of_ = 0;  // the call whose long wait was told
   std::vector<Move> moves_;         // kept only while this rank waits
   std::atomic<bool> cancelled_{false};
+  std::uint32_t core_ = 0;  // as announced last
+  Deadline::Clock::time_point moved_at_{};
   Patience patience_;
   Liveness liveness_;
+  std::unique_ptr<std::uint64_t> beacon_;
+  std::vector<Neighbour> neighbours_;
+  // Places that were found to be readable lately, to save the system call for tensors that are used
+  // again and again.
+  struct Offer {
+    const std::byte* place = nullptr;
+    std::size_t bytes = 0;
+  };
+  std::array<Offer, 16> offered_{};
+  std::size_t next_offer_ = 0;
+  bool is_open_ = false;
 };
 
 }  // namespace gradsync

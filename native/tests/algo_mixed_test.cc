@@ -5,11 +5,14 @@ using namespace gradsync;
 using namespace gradsync::testing;
 
 TEST(random_sequences_of_calls_do_not_disturb_each_other) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    run_threads(ranks, [](Session& session) {
-      std::mt19937 random(7);  // the same on every rank
-      for (int call = 0; call < 300; ++call) check_random_call(session, random, 20'000);
-    });
+  for (const bool open : {false, true}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      const auto body = [](Session& session) {
+        std::mt19937 random(7);  // the same on every rank
+        for (int call = 0; call < 300; ++call) check_random_call(session, random, 20'000);
+      };
+      run_threads(ranks, body, small_staging, open);
+    }
   }
 }
 

@@ -10,12 +10,16 @@ namespace {
 constexpr std::size_t sizes[] = {0,    1,    3,    17,   2720, 2728, 2736, 4079,
                                  4080, 4081, 4096, 4097, 8191, 8192, 8193, 50'000};
 
+// Through staging space alone, and with memory that the ranks read where it is.
 template <typename Check>
 void everywhere(Check check) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    run_threads(ranks, [&](Session& session) {
-      for (const std::size_t count : sizes) check(session, count);
-    });
+  for (const bool open : {false, true}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      const auto body = [&](Session& session) {
+        for (const std::size_t count : sizes) check(session, count);
+      };
+      run_threads(ranks, body, small_staging, open);
+    }
   }
 }
 

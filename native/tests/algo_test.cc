@@ -19,12 +19,15 @@ TEST(all_reduce_is_right_at_every_size_and_world) {
 }
 
 TEST(broadcast_is_right_at_every_size_root_and_world) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    run_threads(ranks, [](Session& session) {
-      for (int root = 0; root < session.size(); ++root) {
-        for (const std::size_t count : sizes) check_broadcast(session, count, root);
-      }
-    });
+  for (const bool open : {false, true}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      const auto body = [](Session& session) {
+        for (int root = 0; root < session.size(); ++root) {
+          for (const std::size_t count : sizes) check_broadcast(session, count, root);
+        }
+      };
+      run_threads(ranks, body, small_staging, open);
+    }
   }
 }
 

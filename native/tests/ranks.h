@@ -22,9 +22,9 @@ inline constexpr std::size_t small_staging = 64 * 1024;  // makes small tensors 
 
 // Runs body(session) on `ranks` threads over one segment.
 inline void run_threads(int ranks, const std::function<void(Session&)>& body,
-                        std::size_t staging = small_staging) {
+                        std::size_t staging = small_staging, bool open = false) {
   std::vector<std::unique_ptr<Session>> sessions;
-  CHECK_OK(Session::local(ranks, staging, sessions));
+  CHECK_OK(Session::local(ranks, staging, sessions, open));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {

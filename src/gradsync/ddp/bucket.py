@@ -48,7 +48,7 @@ class Bucket:
         self.views: list[torch.Tensor] = []
         offset = 0
         for param in params:
-            self.views.append(slice_like(self.flat, offset, param))
+            self.views.append(slice_like(self.flat, offset, getattr(param, "local", param)))
             offset += param.numel()
         self._pairs = list(zip(self.params, self.views, strict=True))
         self._is_plain = all(view.is_contiguous() for view in self.views)

@@ -22,6 +22,9 @@ def choose_group(group: ProcessGroup | None, mesh: Any) -> ProcessGroup:
     found = mesh.get_group(0)
     if isinstance(found, ProcessGroup):
         return found
+    inner = getattr(found, "group", None)  # torch's group on the backend "gradsync" has one of ours
+    if isinstance(inner, ProcessGroup):
+        return inner
     # A mesh of torch's has torch's groups: find ours with the same ranks.
     ranks = tuple(int(rank) for rank in mesh.mesh.flatten())
     world = default_group()

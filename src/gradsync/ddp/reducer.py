@@ -95,6 +95,11 @@ class Reducer:
 
     # -- plans ------------------------------------------------------------------------------------
 
+    @property
+    def whole_params(self) -> list[Any]:
+        """The parameters as the module has them."""
+        return [getattr(param, "_param", param) for param in self.params]
+
     def _specs(self) -> list[TensorSpec]:
         return [
             TensorSpec(p.numel() * p.element_size(), str(p.dtype), str(p.device), s)

@@ -21,6 +21,7 @@ from gradsync.ddp.in_backward import step_attached_optimizers
 from gradsync.ddp.init_sync import broadcast_tensors, verify_same
 from gradsync.ddp.options import DDPOptions
 from gradsync.ddp.reducer import Reducer, ReducerOptions
+from gradsync.ddp.shards import LocalShard, is_cut_up, local_part
 from gradsync.ddp.tensors_in import tensors_in
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
@@ -65,13 +66,16 @@ class Replica:
         own = [(name, param) for name, param in named if id(param) not in inner]
         limits, strict = self.options.limits, self.options.strict
         options = ReducerOptions(limits, strict, self.group.timeout_s)
-        reducer = Reducer(own, self.group, options, [id(p) in sparse for _, p in own])
+        is_sparse = [id(param) in sparse for _, param in own]
+        parts: list[Any] = [(n, LocalShard(p) if is_cut_up(p) else p) for n, p in own]
+        reducer = Reducer(parts, self.group, options, is_sparse)
         reducer.on_finish.append(self.buffer_sync.wait)
         return reducer
 
     def broadcast_state(self, buffers: bool = True, root: int = 0) -> None:
         """Overwrite this rank's parameters and buffers with those of ``root``."""
-        tensors: list[torch.Tensor] = [p for _, p in named_parameters(self.module, self.ignored)]
+        named = named_parameters(self.module, self.ignored)
+        tensors: list[torch.Tensor] = [local_part(param) for _, param in named]
         if buffers:
             tensors += self.buffer_sync.named().values()
         broadcast_tensors(tensors, self.group, root)
@@ -194,7 +198,7 @@ def _synchronised_inside(module: nn.Module) -> set[int]:
         id(param)
         for replica in replicas
         if isinstance(replica, Replica)
-        for param in replica.reducer.params
+        for param in replica.reducer.whole_params
     }
 
 

@@ -59,6 +59,8 @@ def root_in_group(
     otherwise: int | None = None,
 ) -> int:
     """Return the root as a rank of the group; exactly one of the two ways to say it is given."""
+    if group_rank is None and world_rank is not None:
+        return group.members.group_rank(world_rank)
     if world_rank is None and group_rank is None:
         world_rank = otherwise
     if (world_rank is None) == (group_rank is None):

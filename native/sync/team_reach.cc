@@ -1,0 +1,103 @@
+// Where the ranks of a team run and what of each other they can reach.
+#include <errno.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "sync/team.h"
+
+namespace gradsync {
+
+Status Team::look_for_neighbours(Deadline deadline) {
+  bool all = header_->open && size_ > 1;
+  neighbours_.resize(static_cast<std::size_t>(size_));
+  for (int peer = 0; all && peer < size_; ++peer) {
+    Neighbour& neighbour = neighbours_[static_cast<std::size_t>(peer)];
+    neighbour = Neighbour::find(slot(peer).pid, slot(peer).beacon);
+    all = neighbour.reachable();
+  }
+  slot(rank_).reaches_all.store(all ? 1 : 0, std::memory_order_relaxed);
+  publish(2);
+  const Status status = wait_for_all(2, deadline);
+  if (!status.ok()) return status;
+  for (int peer = 0; peer < size_; ++peer) {
+    all = all && slot(peer).reaches_all.load(std::memory_order_relaxed) != 0;
+  }
+  is_open_ = all;
+  return Status::success();
+}
+
+Status Team::read_from(int peer, std::byte* to, std::uint64_t from, std::size_t bytes,
+                       Deadline deadline) {
+  if (!neighbours_[static_cast<std::size_t>(peer)].read(to, from, bytes)) {
+    return out_of_reach(peer, deadline);
+  }
+  // Read and modified, because the look at the flag must not come before what was read: release
+  // does that. (The thread sanitizer does not know fences.)
+  if (slot(peer).withdrawn.fetch_add(0, std::memory_order_acq_rel) == 0) return Status::success();
+  errno = ECANCELED;
+  return out_of_reach(peer, deadline);
+}
+
+bool Team::can_offer(std::span<const std::byte* const> places, std::size_t bytes) {
+  const auto is_known = [&](const std::byte* place) {
+    return place == nullptr || std::ranges::any_of(offered_, [&](const Offer& offer) {
+             return offer.place == place && offer.bytes == bytes;
+           });
+  };
+  if (std::ranges::all_of(places, is_known)) return true;
+  if (!can_be_reached(places, bytes)) return false;
+  for (const std::byte* place : places) {
+    if (!is_known(place)) offered_[next_offer_++ % offered_.size()] = {place, bytes};
+  }
+  return true;
+}
+
+void Team::withdraw() {
+  // Acquire: what the caller does to its memory afterwards does not come before.
+  slot(rank_).withdrawn.exchange(1, std::memory_order_acq_rel);
+}
+
+Status Team::out_of_reach(int peer, Deadline deadline) {
+  const int error = errno;
+  // A process that ends has no memory long before its end is known.
+  const Deadline patience = Deadline::after(1.0);
+  while (!patience.expired() && !deadline.expired()) {
+    Status status = health(progress_ + 1);
+    // It may have made its step before it went.
+    const std::vector<int> gone = departed();
+    if (status.ok() && std::ranges::find(gone, peer) != gone.end()) status = why_gone(peer);
+    if (!status.ok()) {
+      if (status.code == Code::peer_lost) {
+        slot(rank_).blames.store(static_cast<std::uint32_t>(status.ranks[0]) + 1,
+                                 std::memory_order_release);
+      }
+      return status;
+    }
+    ::usleep(500);
+  }
+  const std::string why = "rank " + std::to_string(rank_) + " cannot get at the memory of rank " +
+                          std::to_string(peer) + ": " + std::strerror(error);
+  abort(why);
+  return Status::error(Code::system, why, {peer});
+}
+
+bool Team::is_on_core_of(int peer) const {
+  return slot(peer).core.load(std::memory_order_relaxed) == core_;
+}
+
+void Team::find_own_core() {
+  // Moving takes some 30 us; if the scheduler insists, it shall not be on every call.
+  constexpr auto pause = std::chrono::milliseconds(1);
+  const auto now = Deadline::Clock::now();
+  if (now - moved_at_ < pause) return;
+  moved_at_ = now;
+  CpuMask taken;
+  for (int peer = 0; peer < size_; ++peer) {
+    taken.add(slot(peer).core.load(std::memory_order_relaxed));
+  }
+  move_off(taken);
+}
+
+}  // namespace gradsync
