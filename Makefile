@@ -8,7 +8,7 @@ NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.cm
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 SANITIZERS := address undefined thread
 
-.PHONY: install demo test check pytest test-ecosystem native-test native-plain native-aarch64 bench format clean \
+.PHONY: install demo test check pytest pytest-first pytest-second test-ecosystem native-test native-plain native-aarch64 bench format clean \
   $(SANITIZERS:%=native-%)
 
 install: .venv/.installed
@@ -26,8 +26,18 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/meta
 
+# Two halves at a time: most tests wait for processes to start more than they compute.
 pytest: install
-	$(BIN)/pytest -q --ignore=tests/meta --ignore=tests/ecosystem tests
+	$(MAKE) -j2 --output-sync=target pytest-first pytest-second
+
+FIRST_HALF := ddp device_mesh ranks stores torch_backend
+
+pytest-first:
+	$(BIN)/pytest -q --durations=15 $(FIRST_HALF:%=tests/%)
+
+pytest-second:
+	$(BIN)/pytest -q --durations=15 --ignore=tests/meta --ignore=tests/ecosystem \
+	  $(FIRST_HALF:%=--ignore=tests/%) tests
 	$(BIN)/pytest -q --doctest-modules src/gradsync
 
 # Accelerate, transformers and Lightning on torch.distributed's backend "gradsync", and torch's own

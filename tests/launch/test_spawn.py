@@ -23,8 +23,9 @@ from gradsync.launch.spawn import spawn
 def nothing_left_behind():
     names = {name for name in os.environ if not name.startswith("PYTEST")}
     descriptors = len(os.listdir("/proc/self/fd"))
+    before = multiprocessing.active_children()  # the kit's warm ranks, when other tests came first
     yield
-    assert multiprocessing.active_children() == []
+    assert [p for p in multiprocessing.active_children() if p not in before] == []
     assert {name for name in os.environ if not name.startswith("PYTEST")} == names
     gc.collect()  # a caught error refers to frames that refer to processes
     # The resource tracker's pipe may have come with the first spawn.
