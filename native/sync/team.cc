@@ -20,6 +20,7 @@ namespace {
 // A sleeper looks at its peers' pidfds this often: a SIGKILL is known well within 100 ms, and an
 // idle rank costs 40 system calls a second.
 constexpr std::int64_t look_around_ns = 25'000'000;
+constexpr std::uint64_t most_yielding_ns = 1'000'000;
 
 // A rank that waits this long says which line it waits in, in case it is asked when it cannot
 // answer any more.
@@ -186,7 +187,10 @@ Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline, const Mea
     if (meanwhile) meanwhile();
     if (has_reached(peer, step)) return Status::success();
   }
-  for (int i = 0; i < patience.yields; ++i) {
+  // By the clock as well: on a busy machine a yield may take milliseconds, and nobody looks around
+  // meanwhile.
+  const std::uint64_t yield_until = now_ns() + most_yielding_ns;
+  for (int i = 0; i < patience.yields && now_ns() < yield_until; ++i) {
     ::sched_yield();
     if (meanwhile) meanwhile();
     if (has_reached(peer, step)) return Status::success();
