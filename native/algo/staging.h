@@ -50,7 +50,11 @@ class Staging {
     return false;
   }
 
-  std::byte* of(int rank) const { return team_->staging(rank) + (chunk_ & 1) * capacity(); }
+  std::uint64_t half() const { return chunk_ & 1; }
+  std::byte* of(int rank, std::uint64_t half) const {
+    return team_->staging(rank) + half * capacity();
+  }
+  std::byte* of(int rank) const { return of(rank, half()); }
   std::byte* mine() const { return of(team_->rank()); }
 
  private:

@@ -1,4 +1,5 @@
-// The loops behind find_kernel: plain C++ that compilers vectorise, one template for all of them.
+// What is done to an element: how it is widened and narrowed, and the operations. The loops are in
+// reduce/loops.h.
 #pragma once
 
 #include <algorithm>
@@ -121,95 +122,5 @@ struct ScalarOf<std::complex<T>> {
 };
 template <typename T>
 using Scalar = typename ScalarOf<T>::type;
-
-// -- the loop
-// --------------------------------------------------------------------------------------
-
-// Elements of a block: with two sources and a destination it stays in a first-level cache.
-inline constexpr std::size_t block = 1024;
-
-template <typename T>
-void copy_block(std::span<std::byte* const> destinations, std::size_t start, std::size_t length) {
-  for (std::size_t d = 1; d < destinations.size(); ++d) {
-    std::memcpy(destinations[d] + start * sizeof(T), destinations[0] + start * sizeof(T),
-                length * sizeof(T));
-  }
-}
-
-// Works block by block: each source is read once from memory, the running result never leaves the
-// core, and the last source is combined on the way to the first destination. A destination may be
-// one of the sources: of each block everything is read before or while it is written, at the same
-// index, which is what `ivdep` says.
-template <typename T, typename Operation, bool Average>
-void reduce(std::span<const std::byte* const> sources, std::span<std::byte* const> destinations,
-            std::size_t count) {
-  using W = Widening<T>;
-  using Wide = typename W::Wide;
-  const std::size_t last = sources.size() - 1;
-  const auto ranks = static_cast<Scalar<Wide>>(sources.size());
-  const auto finished = [ranks](Wide value) {
-    if constexpr (Average) value /= ranks;
-    (void)ranks;
-    return W::narrow(value);
-  };
-  std::array<Wide, block> running;
-  for (std::size_t start = 0; start < count; start += block) {
-    const std::size_t length = std::min(block, count - start);
-    const auto source = [&](std::size_t s) {
-      return reinterpret_cast<const T*>(sources[s]) + start;
-    };
-    T* const out = reinterpret_cast<T*>(destinations[0]) + start;
-    const T* const first = source(0);
-    const T* const final = source(last);
-    if (last == 0) {
-#pragma GCC ivdep
-      for (std::size_t i = 0; i < length; ++i) out[i] = finished(W::widen(first[i]));
-    } else if (last == 1) {
-#pragma GCC ivdep
-      for (std::size_t i = 0; i < length; ++i) {
-        out[i] = finished(Operation::combine(W::widen(first[i]), W::widen(final[i])));
-      }
-    } else {
-      const T* const second = source(1);
-      for (std::size_t i = 0; i < length; ++i) {
-        running[i] = Operation::combine(W::widen(first[i]), W::widen(second[i]));
-      }
-      for (std::size_t s = 2; s < last; ++s) {
-        const T* const next = source(s);
-        for (std::size_t i = 0; i < length; ++i) {
-          running[i] = Operation::combine(running[i], W::widen(next[i]));
-        }
-      }
-#pragma GCC ivdep
-      for (std::size_t i = 0; i < length; ++i) {
-        out[i] = finished(Operation::combine(running[i], W::widen(final[i])));
-      }
-    }
-    copy_block<T>(destinations, start, length);
-  }
-}
-
-// A weighted sum, in the same blocks. A source of weight 0 adds nothing, whatever it holds.
-template <typename T>
-void weighted_sum(std::span<const std::byte* const> sources, std::span<const double> weights,
-                  std::span<std::byte* const> destinations, std::size_t count) {
-  using Wide = typename Widening<T>::Wide;
-  std::array<Wide, block> accumulated;
-  for (std::size_t start = 0; start < count; start += block) {
-    const std::size_t length = std::min(block, count - start);
-    accumulated.fill(Wide{});
-    for (std::size_t s = 0; s < sources.size(); ++s) {
-      if (weights[s] == 0.0) continue;
-      const T* next = reinterpret_cast<const T*>(sources[s]) + start;
-      const auto weight = static_cast<Scalar<Wide>>(weights[s]);
-      for (std::size_t i = 0; i < length; ++i) {
-        accumulated[i] += Widening<T>::widen(next[i]) * weight;
-      }
-    }
-    T* const out = reinterpret_cast<T*>(destinations[0]) + start;
-    for (std::size_t i = 0; i < length; ++i) out[i] = Widening<T>::narrow(accumulated[i]);
-    copy_block<T>(destinations, start, length);
-  }
-}
 
 }  // namespace gradsync::kernels

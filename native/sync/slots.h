@@ -166,13 +166,15 @@ inline constexpr std::size_t page_bytes = 4096;
 
 inline constexpr std::size_t slots_offset() { return round_up(sizeof(Header), cache_line); }
 
-// Staging begins on a page of its own so that each rank's part can be placed near its core.
+// Half a page away from where large tensors begin in theirs: a core takes a load for one that has
+// to wait for a store whose address has the same last 12 bits. All-reduce of 256 KiB to 1 MiB at 2
+// ranks takes 12 % longer when staging begins where pages do.
 inline constexpr std::size_t staging_offset(std::size_t ranks) {
-  return round_up(slots_offset() + ranks * sizeof(Slot), page_bytes);
+  return round_up(slots_offset() + ranks * sizeof(Slot), page_bytes) + page_bytes / 2;
 }
 
 inline constexpr std::size_t segment_bytes(std::size_t ranks, std::size_t staging_bytes) {
-  return staging_offset(ranks) + ranks * round_up(staging_bytes, page_bytes);
+  return round_up(staging_offset(ranks) + ranks * round_up(staging_bytes, page_bytes), page_bytes);
 }
 
 static_assert(offsetof(Slot, detailed) == cache_line, "one line to poll and to compare");

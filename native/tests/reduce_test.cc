@@ -50,6 +50,40 @@ TEST(every_length_around_the_block_is_right) {
   }
 }
 
+TEST(data_that_is_asked_for_ahead_is_right) {
+  // More than a cache holds, and no multiple of a block.
+  const std::size_t count = 300'001;
+  std::vector<float> a(count), b(count), c(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    a[i] = static_cast<float>(i % 1000);
+    b[i] = 2.0F;
+    c[i] = 0.5F;
+  }
+  const auto two = run<float>(Dtype::f32, Reduce::sum, {a, b});
+  const auto three = run<float>(Dtype::f32, Reduce::avg, {a, b, c});
+  for (std::size_t i = 0; i < count; ++i) {
+    CHECK(two[i] == a[i] + 2.0F);
+    CHECK(three[i] == (a[i] + 2.0F + 0.5F) / 3.0F);
+  }
+}
+
+TEST(any_number_of_destinations_gets_the_result) {
+  const std::vector<float> source{1.0F, 2.0F, 3.0F};
+  const auto* const bytes = reinterpret_cast<const std::byte*>(source.data());
+  ReduceKernel kernel = nullptr;
+  CHECK_OK(find_kernel(Dtype::f32, Reduce::sum, kernel));
+  for (const std::size_t number : {1UL, 2UL, 3UL}) {
+    std::vector<std::vector<float>> results(number, std::vector<float>(source.size()));
+    std::vector<std::byte*> destinations;
+    for (auto& result : results) {
+      destinations.push_back(reinterpret_cast<std::byte*>(result.data()));
+    }
+    const std::vector<const std::byte*> sources{bytes, bytes};
+    kernel(sources, destinations, source.size());
+    for (const auto& result : results) CHECK((result == std::vector<float>{2.0F, 4.0F, 6.0F}));
+  }
+}
+
 TEST(integers_wrap_and_bits_work) {
   using I8 = std::vector<std::int8_t>;
   CHECK((run<std::int8_t>(Dtype::i8, Reduce::sum, {I8{127}, I8{1}}) == I8{-128}));
