@@ -29,7 +29,12 @@ bool wait(Pending& self, double timeout_s) {
 
 void bind_pending(nb::module_& module) {
   nb::class_<Pending>(module, "Pending")
-      .def("done", [](const Pending& self) { return self.ticket->done(); })
+      .def("done",
+           [](const Pending& self) {
+             const bool done = self.ticket->done();
+             if (!done) self.session->hurry();
+             return done;
+           })
       .def("wait", &wait, nb::arg("timeout_s"))
       .def(
           "on_done",

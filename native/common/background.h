@@ -6,4 +6,7 @@ namespace gradsync {
 
 inline thread_local bool is_background = false;
 
+// Whether such a thread may spin like a caller's after all: there is a core for it.
+inline thread_local bool has_free_core = false;
+
 }  // namespace gradsync

@@ -11,6 +11,8 @@ namespace gradsync {
 namespace {
 
 constexpr std::int64_t look_around_ns = 25'000'000;
+// How long a call that nobody waits for may wait for a core.
+constexpr auto longest_wait_for_core = std::chrono::milliseconds(100);
 // A waiter that cannot help polls this often before it sleeps; about 6 us.
 constexpr int spins = 200;
 
@@ -64,9 +66,17 @@ std::shared_ptr<Ticket> Queue::post(Call call) {
     entries_.push_back({std::move(call), ticket});
     waiting_.store(entries_.size(), std::memory_order_release);
     if (!worker_) worker_ = std::make_unique<std::thread>([this] { work(); });
+    if (worker_sleeps_) news_.notify_one();
   }
-  news_.notify_one();
   return ticket;
+}
+
+void Queue::hurry() {
+  if (waiting_.load(std::memory_order_relaxed) == 0) return;
+  if (hurried_.exchange(true, std::memory_order_relaxed)) return;
+  // With the lock: a worker that has just looked is asleep by now.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  news_.notify_one();
 }
 
 Status Queue::wait(Ticket& ticket, Deadline deadline) {
@@ -81,6 +91,7 @@ Status Queue::wait(Ticket& ticket, Deadline deadline) {
       }
       continue;
     }
+    hurry();
     ticket.doze(deadline);
     if (ticket.done()) break;
     if (deadline.expired()) return Status::error(Code::timeout, "the call is not over yet");
@@ -96,6 +107,7 @@ void Queue::carry_out_first() {
     entry = std::move(entries_.front());
     entries_.pop_front();
     waiting_.store(entries_.size(), std::memory_order_release);
+    if (entries_.empty()) hurried_.store(false, std::memory_order_relaxed);
   }
   const Queue* const outer = std::exchange(carrying_out, this);
   Status status = entry.call();
@@ -112,8 +124,12 @@ void Queue::work() {
   while (true) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
+      worker_sleeps_ = true;
       news_.wait(lock, [this] { return closing_ || !entries_.empty(); });
+      worker_sleeps_ = false;
+      stand_back(lock);
       if (closing_) return;
+      if (entries_.empty()) continue;
     }
     if (!turn_.take(Deadline::never()).ok()) continue;
     if (waiting_.load(std::memory_order_acquire) != 0) {
@@ -121,6 +137,23 @@ void Queue::work() {
     } else {
       turn_.give_back();
     }
+  }
+}
+
+void Queue::stand_back(std::unique_lock<std::mutex>& lock) {
+  const auto is_needed = [this] {
+    return closing_ || entries_.empty() || hurried_.load(std::memory_order_relaxed);
+  };
+  const auto until = Deadline::Clock::now() + longest_wait_for_core;
+  has_free_core = false;
+  if (core_use_.is_stale()) {
+    (void)core_use_.is_high();
+    news_.wait_for(lock, std::chrono::microseconds(200), is_needed);
+  }
+  while (!is_needed() && Deadline::Clock::now() < until) {
+    has_free_core = !core_use_.is_high();
+    if (has_free_core) return;
+    news_.wait_for(lock, std::chrono::milliseconds(1), is_needed);
   }
 }
 

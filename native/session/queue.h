@@ -1,6 +1,10 @@
 // The order of a group's calls. A synchronous call runs in its caller's thread, after those that
 // were handed in before it. Asynchronous ones are carried out by a worker thread, which exists from
 // the first of them on, or by whoever waits for one: that thread has nothing better to do.
+//
+// While the rank's other threads use all its cores the worker stands back: what it did would be
+// done at their expense, and every step of it would wait until it gets a core on both sides. The
+// call is carried out by whoever waits for it, at last, or when a core is free, or after 100 ms.
 #pragma once
 
 #include <atomic>
@@ -14,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/core_use.h"
 #include "common/deadline.h"
 #include "common/status.h"
 #include "session/turn.h"
@@ -56,11 +61,16 @@ class Queue {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
+  // How many cores this rank may count on. Before the first call.
+  void set_share_of_cores(double cores) { core_use_.set_share(cores); }
+
   // Hands in a call and returns at once.
   std::shared_ptr<Ticket> post(Call call);
   // Waits until the ticket's call is over: ok, timeout or interrupted say what became of the wait,
   // not of the call.
   Status wait(Ticket& ticket, Deadline deadline);
+  // Somebody is interested in what was handed in, but cannot carry it out: the worker shall.
+  void hurry();
   // Runs a call in this thread after everything that was handed in before.
   template <typename Function>
   Status run(Deadline deadline, Function call);
@@ -82,13 +92,18 @@ class Queue {
   // With the turn taken: carries out the first call and gives the turn back before it says so.
   void carry_out_first();
   void work();
+  // With the lock held, which is given up meanwhile: waits while others need the cores.
+  void stand_back(std::unique_lock<std::mutex>& lock);
 
   Turn turn_;
   std::atomic<std::size_t> waiting_{0};  // entries in the queue
+  std::atomic<bool> hurried_{false};     // until it is empty
   std::mutex mutex_;                     // guards what follows
   std::condition_variable news_;
   std::deque<Entry> entries_;
   bool closing_ = false;
+  bool worker_sleeps_ = false;  // until there is something to do
+  CoreUse core_use_;
   std::unique_ptr<std::thread> worker_;
 };
 

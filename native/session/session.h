@@ -42,7 +42,11 @@ class Session {
   // Over memory that is mapped already.
   Session(std::shared_ptr<Segment> segment, std::shared_ptr<Arena> arena, int arena_rank, int rank,
           int ranks, Liveness liveness);
-  Status enter(Deadline deadline) { return team_.enter(deadline); }
+  Status enter(Deadline deadline) {
+    const Status status = team_.enter(deadline);
+    queue_.set_share_of_cores(team_.cores_each());
+    return status;
+  }
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -87,6 +91,7 @@ class Session {
   // Hands in a call (one of the above) to be carried out after those before it.
   std::shared_ptr<Ticket> post(Queue::Call call);
   Status wait(Ticket& ticket, Deadline deadline) { return queue_.wait(ticket, deadline); }
+  void hurry() { queue_.hurry(); }
   // Gives calls that were handed in until the deadline to end by themselves, ends the others, and
   // leaves. Later calls fail.
   void close(Deadline deadline);

@@ -91,7 +91,8 @@ Status Team::enter(Deadline deadline) {
   // The cores of all ranks together: ranks that are bound to one core each may spin.
   CpuMask joint;
   for (int peer = 0; peer < size_; ++peer) joint.merge(slot(peer).affinity);
-  patience_ = patience_for(size_, usable_cores(joint, cgroup_cpus()));
+  cores_ = usable_cores(joint, cgroup_cpus());
+  patience_ = patience_for(size_, cores_);
   return look_for_neighbours(deadline);
 }
 
@@ -178,7 +179,7 @@ void Team::nudge() {
 
 Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline, const Meanwhile& meanwhile) {
   if (has_reached(peer, step)) return Status::success();
-  const Patience patience = is_background ? Patience{0, 1} : patience_;
+  const Patience patience = is_background && !has_free_core ? Patience{0, 1} : patience_;
   // A scheduler may put two ranks on one core although there are enough; then our spinning is what
   // the other waits for.
   const int spins = is_on_core_of(peer) ? 0 : patience.spins;

@@ -75,6 +75,8 @@ class Team {
   std::size_t staging_bytes() const { return header_->staging_bytes; }
   // Whether every rank can read every other's memory; the same on all ranks.
   bool is_open() const { return is_open_; }
+  // The cores of all ranks together, divided by their number.
+  double cores_each() const { return static_cast<double>(cores_) / size_; }
   // Whether there are more ranks than cores.
   bool is_crowded() const { return patience_.spins == 0; }
 
@@ -174,6 +176,7 @@ class Team {
   std::byte* staging_ = nullptr;
   int rank_ = 0;
   int size_ = 0;
+  int cores_ = 1;
   std::uint64_t progress_ = 0;
   std::uint64_t reached_by_all_ = 0;  // the newest step that a wait_for_all has seen
   std::uint64_t sequence_ = 0;

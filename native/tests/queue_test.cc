@@ -64,6 +64,34 @@ TEST(waiting_and_callbacks) {
   });
 }
 
+TEST(calls_that_nobody_waits_for_are_carried_out) {
+  Queue queue;
+  queue.set_share_of_cores(1);
+  std::atomic<int> done{0};
+  const auto call = [&] {
+    done.fetch_add(1);
+    return Status::success();
+  };
+  const Deadline deadline = Deadline::after(30);
+  // While this thread computes, and so the worker stands back for a while.
+  queue.post(call);
+  while (done.load() < 1 && !deadline.expired()) {
+  }
+  CHECK(done.load() == 1);
+  // At once when somebody asks, whatever the cores do.
+  for (int n = 2; n < 100; ++n) {
+    queue.post(call);
+    while (done.load() < n && !deadline.expired()) queue.hurry();
+    CHECK(done.load() == n);
+  }
+  // And when the cores are free.
+  queue.post(call);
+  while (done.load() < 100 && !deadline.expired()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK(done.load() == 100);
+}
+
 TEST(threads_share_a_session) {
   run_threads(2, [](Session& session) {
     std::vector<std::thread> threads;

@@ -17,6 +17,7 @@ from gradsync.torch_backend.arguments import Wanted
 from gradsync.torch_backend.cpu import CpuBackend
 from gradsync.torch_backend.failures import torch_error
 from gradsync.torch_backend.flight import open_recorder
+from gradsync.torch_backend.pass_end import PassEnd
 from gradsync.torch_backend.register import NAME
 from gradsync.torch_backend.work import Done, InFlight, Several, Tensors, TorchWork
 
@@ -43,6 +44,7 @@ class Caller(_TorchGroup):  # type: ignore[misc]
         self._coalesced: list[TorchWork] | None = None
         self._name = self._description = ""
         self._recorder = open_recorder(group)
+        self._pass_end = PassEnd()
         self._has_other_devices = False
         self._register_backend(_CPU, _TorchGroup.BackendType.CUSTOM, None)
 
@@ -82,6 +84,7 @@ class Caller(_TorchGroup):  # type: ignore[misc]
         try:
             if wanted.asynchronous:
                 started = getattr(self.group, name + "_async")(*arguments, timeout=limit)
+                self._pass_end.note(started)
                 if recorder is None:
                     return InFlight(started, outputs)
                 return InFlight(started, outputs, partial(recorder.end_well, entry, started))
