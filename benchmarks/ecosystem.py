@@ -1,6 +1,6 @@
 """Unchanged torch DDP on torch.distributed's backends: Gloo beside gradsync, and stepping alone.
 
-Two ranks with one thread each and the models of ddp_step.py. In alternating rounds of one run both
+Two ranks with one thread each and the models of training.py. In alternating rounds of one run both
 ranks step the same model without DDP, under torch's DDP on Gloo and on gradsync, and under DDP with
 a hook that sends nothing: what DDP itself costs, and so the best that any backend can do. The tax
 is what a step takes more than alone in the same round; medians over rounds.
@@ -16,16 +16,16 @@ import os
 import platform
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradsync
-from ddp_step import MODELS, gradient_mib
+from training import MODELS, gradient_mib, stepper, take_turns
 
 BACKENDS = ("gloo", "gradsync")
 VARIANTS = ("alone", *BACKENDS, "silent")
@@ -37,23 +37,13 @@ def send_nothing(_, bucket):  # torch checks annotations, and cannot read them a
     return future
 
 
-def stepper(name: str, variant: str, group: dist.ProcessGroup | None) -> Callable[[], None]:
-    torch.manual_seed(0)
-    make, data, _ = MODELS[name]
-    model = make()
-    if variant != "alone":
-        model = DistributedDataParallel(model, process_group=group)
+def wrap(variant: str, group: dist.ProcessGroup, model: nn.Module) -> nn.Module:
+    if variant == "alone":
+        return model
+    wrapped = DistributedDataParallel(model, process_group=group)
     if variant == "silent":
-        model.register_comm_hook(None, send_nothing)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    batch = data()
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
-
-    return step
+        wrapped.register_comm_hook(None, send_nothing)
+    return wrapped
 
 
 def time_rank(rank: int, folder: str, names: list[str], rounds: int) -> None:
@@ -65,19 +55,11 @@ def time_rank(rank: int, folder: str, names: list[str], rounds: int) -> None:
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     found = {}
     for name in names:
-        steps = {v: stepper(name, v, groups.get(v, groups["gloo"])) for v in VARIANTS}
-        times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-        count = MODELS[name][2]
-        for number in range(rounds + 1):
-            for variant in VARIANTS if number % 2 else VARIANTS[::-1]:
-                dist.barrier(groups["gradsync"])
-                start = time.perf_counter()
-                for _ in range(count):
-                    steps[variant]()
-                dist.barrier(groups["gradsync"])  # the slower rank counts
-                if number:  # the first round warms up, and DDP plans its buckets in it
-                    times[variant].append((time.perf_counter() - start) / count)
-        found[name] = times
+        steps = {
+            v: stepper(name, partial(wrap, v, groups.get(v, groups["gloo"]))) for v in VARIANTS
+        }
+        barrier = partial(dist.barrier, groups["gradsync"])
+        found[name] = take_turns(steps, MODELS[name][2], rounds, barrier)
     if rank == 0:
         Path(folder, "times.json").write_text(json.dumps(found))
     dist.destroy_process_group()
