@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -131,5 +132,21 @@ inline int count_entries(const char* folder) {
   ::closedir(directory);
   return count;
 }
+
+// Teams of one process that share a segment, without sessions around them.
+struct Teams {
+  explicit Teams(int ranks) {
+    CHECK_OK(
+        Segment::create(segment_bytes(static_cast<std::size_t>(ranks), small_staging), segment));
+    Team::format(segment.data(), ranks, small_staging);
+    for (int rank = 0; rank < ranks; ++rank) {
+      each.emplace_back(segment.data(), rank, ranks, Liveness());
+    }
+  }
+  Team& operator[](std::size_t rank) { return each[rank]; }
+
+  Segment segment;
+  std::deque<Team> each;
+};
 
 }  // namespace gradsync::testing

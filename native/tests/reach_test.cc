@@ -2,7 +2,6 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-#include <deque>
 
 #include "tests/calls.h"
 
@@ -112,14 +111,7 @@ TEST(one_rank_whose_memory_is_secret_makes_all_ranks_stage) {
 }
 
 TEST(what_was_read_from_a_rank_that_gave_up_does_not_count) {
-  constexpr int ranks = 2;
-  Segment segment;
-  CHECK_OK(Segment::create(segment_bytes(ranks, small_staging), segment));
-  Team::format(segment.data(), ranks, small_staging);
-  std::deque<Team> teams;
-  for (int rank = 0; rank < ranks; ++rank) {
-    teams.emplace_back(segment.data(), rank, ranks, Liveness());
-  }
+  Teams teams(2);
   std::thread other([&] { CHECK_OK(teams[1].enter(soon())); });
   CHECK_OK(teams[0].enter(soon()));
   other.join();

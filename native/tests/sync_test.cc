@@ -1,6 +1,5 @@
 #include <chrono>
 #include <cmath>
-#include <deque>
 #include <filesystem>
 #include <fstream>
 
@@ -104,15 +103,8 @@ TEST(rank_that_fails_tells_why) {
 }
 
 TEST(rank_that_went_because_of_another_is_not_blamed) {
-  constexpr int ranks = 3;
-  Segment segment;
-  CHECK_OK(Segment::create(segment_bytes(ranks, small_staging), segment));
-  Team::format(segment.data(), ranks, small_staging);
-  std::deque<Team> teams;
-  for (int rank = 0; rank < ranks; ++rank) {
-    teams.emplace_back(segment.data(), rank, ranks, Liveness());
-    (void)teams.back().enter(Deadline::after(0));
-  }
+  Teams teams(3);
+  for (Team& team : teams.each) (void)team.enter(Deadline::after(0));
   teams[1].publish(2);
   teams[0].publish(3);
   teams[1].leave("the cause");

@@ -28,12 +28,9 @@ TEST(deadline_counts_anew_from_a_later_start) {
 }
 
 TEST(peer_that_goes_on_slowly_is_not_late) {
-  constexpr int ranks = 2;
-  Segment segment;
-  CHECK_OK(Segment::create(segment_bytes(ranks, small_staging), segment));
-  Team::format(segment.data(), ranks, small_staging);
-  Team waiting(segment.data(), 0, ranks, Liveness());
-  Team slow(segment.data(), 1, ranks, Liveness());
+  Teams teams(2);
+  Team& waiting = teams[0];
+  Team& slow = teams[1];
   std::thread other([&] {
     CHECK_OK(slow.enter(Deadline::after(30)));
     for (int step = 2; step <= 7; ++step) {
