@@ -20,7 +20,7 @@ namespace kernels::baseline {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define GRADSYNC_AVX2 1
 #pragma GCC push_options
-#pragma GCC target("avx2")
+#pragma GCC target("avx2,prfchw")  // asking for a line to write to is a hint where unknown
 namespace kernels::avx2 {
 #include "reduce/loops.h"
 }  // namespace kernels::avx2

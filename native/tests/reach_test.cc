@@ -2,7 +2,6 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-
 #include "tests/calls.h"
 
 using namespace gradsync;

@@ -52,7 +52,7 @@ TEST(every_length_around_the_block_is_right) {
 
 TEST(data_that_is_asked_for_ahead_is_right) {
   // More than a cache holds, and no multiple of a block.
-  const std::size_t count = 300'001;
+  const std::size_t count = 1'100'001;
   std::vector<float> a(count), b(count), c(count);
   for (std::size_t i = 0; i < count; ++i) {
     a[i] = static_cast<float>(i % 1000);
