@@ -119,8 +119,11 @@ void Team::abort(const std::string& reason, bool gave_up) {
 void Team::announce(std::uint64_t what, std::uint64_t count, std::uint64_t place) {
   ++sequence_;
   core_ = static_cast<std::uint32_t>(::sched_getcpu());
-  slot(rank_).core.store(core_, std::memory_order_relaxed);
-  slot(rank_).announce({sequence_, what, count, now_ns(), place});
+  const Announcement said{sequence_, what, count, now_ns(), place};
+  // All at once from here: whoever polls takes the line away between two writes that are apart.
+  Slot& mine = slot(rank_);
+  mine.announce(said);
+  mine.core.store(core_, std::memory_order_relaxed);
   publish(progress_ + 1);
 }
 
