@@ -38,18 +38,21 @@ class Row {
       if (like != nullptr && !tensor.is_like(*like)) return false;
       addresses_[i] = tensor.data;
       counts_[i] = tensor.count;
+      bytes_ += tensor.bytes();
     }
     return true;
   }
   std::span<Byte* const> addresses() const { return addresses_.all(); }
   std::span<const std::size_t> counts() const { return counts_.all(); }
   Pieces<Byte> pieces() const { return {addresses(), counts()}; }
+  std::size_t bytes() const { return bytes_; }
   nb::handle tensor(int rank) const { return kept_[static_cast<std::size_t>(rank)]; }
 
  private:
   Few<nb::object> kept_;
   Few<Byte*> addresses_;
   Few<std::size_t> counts_;
+  std::size_t bytes_ = 0;
 };
 
 class Lane {
@@ -66,14 +69,14 @@ class Lane {
 
   bool barrier() {
     if (!open()) return false;
-    return carry_out([&](Deadline deadline) { return session_->barrier(deadline); });
+    return carry_out(0, [&](Deadline deadline) { return session_->barrier(deadline); });
   }
 
   bool all_reduce(nb::handle tensor, nb::handle op) {
     PlainTensor plain;
     Reduce reduce{};
     if (!open() || !reader_.read(tensor, plain) || !read_reduce(op, reduce)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(plain.bytes(), [&](Deadline deadline) {
       return session_->all_reduce(plain.data, plain.count, plain.dtype, reduce, deadline);
     });
   }
@@ -82,7 +85,7 @@ class Lane {
     PlainTensor plain;
     int root = 0;
     if (!open() || !reader_.read(tensor, plain) || !read_root(source, root)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(plain.bytes(), [&](Deadline deadline) {
       return session_->broadcast(plain.data, plain.count, plain.dtype, root, deadline);
     });
   }
@@ -93,7 +96,7 @@ class Lane {
     Reduce operation{};
     if (!open() || !reader_.read(tensor, plain) || !read_root(target, root)) return false;
     if (!read_reduce(op, operation)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(plain.bytes(), [&](Deadline deadline) {
       return session_->reduce(plain.data, plain.count, plain.dtype, operation, root, deadline);
     });
   }
@@ -103,7 +106,7 @@ class Lane {
     if (!open() || !reader_.read(tensor, plain)) return false;
     Row<std::byte> row(session_->size());
     if (!row.read(reader_, outputs, plain.dtype, &plain)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(row.bytes(), [&](Deadline deadline) {
       return session_->all_gather(plain.data, plain.count, plain.dtype, row.addresses(), deadline);
     });
   }
@@ -112,7 +115,7 @@ class Lane {
     PlainTensor whole, part;
     if (!open() || !read_stacked(output, tensor, whole, part)) return false;
     const auto addresses = parts<std::byte>(whole, part.count);
-    return carry_out([&](Deadline deadline) {
+    return carry_out(whole.bytes(), [&](Deadline deadline) {
       return session_->all_gather(part.data, part.count, part.dtype, addresses.all(), deadline);
     });
   }
@@ -123,7 +126,7 @@ class Lane {
     if (!open() || !reader_.read(tensor, plain) || !read_root(target, root)) return false;
     Row<std::byte> row(session_->rank() == root ? session_->size() : 0);
     if (!read_at_root(outputs, root, plain, row)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(plain.bytes() + row.bytes(), [&](Deadline deadline) {
       return session_->gather(plain.data, plain.count, plain.dtype, row.addresses(), root,
                               deadline);
     });
@@ -135,7 +138,7 @@ class Lane {
     if (!open() || !reader_.read(tensor, plain) || !read_root(source, root)) return false;
     Row<const std::byte> row(session_->rank() == root ? session_->size() : 0);
     if (!read_at_root(inputs, root, plain, row)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(plain.bytes() + row.bytes(), [&](Deadline deadline) {
       return session_->scatter(row.addresses(), plain.data, plain.count, plain.dtype, root,
                                deadline);
     });
@@ -148,7 +151,7 @@ class Lane {
     Row<const std::byte> row(session_->size());
     if (!row.read(reader_, inputs, part.dtype, nullptr)) return false;
     if (!reader_.read(row.tensor(session_->rank()), own) || !own.is_like(part)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(row.bytes(), [&](Deadline deadline) {
       return session_->reduce_scatter(row.addresses(), row.counts(), part.data, part.dtype, reduce,
                                       deadline);
     });
@@ -162,7 +165,7 @@ class Lane {
     }
     const auto from = parts<const std::byte>(whole, part.count);
     const Few<std::size_t> counts(from.size(), part.count);
-    return carry_out([&](Deadline deadline) {
+    return carry_out(whole.bytes(), [&](Deadline deadline) {
       return session_->reduce_scatter(from.all(), counts.all(), part.data, part.dtype, reduce,
                                       deadline);
     });
@@ -178,7 +181,7 @@ class Lane {
     Row<std::byte> to(session_->size());
     if (!from.read(reader_, inputs, first.dtype, nullptr)) return false;
     if (!to.read(reader_, outputs, first.dtype, nullptr)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(from.bytes() + to.bytes(), [&](Deadline deadline) {
       return session_->all_to_all(from.pieces(), to.pieces(), first.dtype, deadline);
     });
   }
@@ -193,7 +196,7 @@ class Lane {
     const auto given = parts<const std::byte>(from, count);
     const auto wanted = parts<std::byte>(to, count);
     const Few<std::size_t> counts(given.size(), count);
-    return carry_out([&](Deadline deadline) {
+    return carry_out(2 * from.bytes(), [&](Deadline deadline) {
       return session_->all_to_all({given.all(), counts.all()}, {wanted.all(), counts.all()},
                                   from.dtype, deadline);
     });
@@ -276,10 +279,16 @@ class Lane {
     return all;
   }
 
+  // `bytes`: how many are moved, more or less.
   template <typename Call>
-  bool carry_out(Call call) {
+  bool carry_out(std::size_t bytes, Call call) {
+    // About a microsecond of copying.
+    constexpr std::size_t few_bytes = 4096;
     Status status;
-    {
+    if (bytes <= few_bytes) {
+      const UnlockedToWait unlocked;
+      status = call(Deadline::after(timeout_s_));
+    } else {
       const Unlocked unlocked;
       status = call(Deadline::after(timeout_s_));
     }

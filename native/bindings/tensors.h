@@ -51,6 +51,7 @@ struct PlainTensor {
   // Of the tensor: valid while it is not resized.
   std::span<const std::int64_t> shape;
 
+  std::size_t bytes() const { return count * size_of(dtype); }
   bool is_like(const PlainTensor& other) const;
 };
 
