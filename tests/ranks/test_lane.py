@@ -48,6 +48,13 @@ def test_every_operation_has_it_with_the_same_result() -> None:
     part = torch.empty(2)
     assert lane.reduce_scatter_single(part, mine, dist.ReduceOp.SUM)
     assert torch.equal(part, total.view(size, 2)[rank])
+    reduced = torch.empty(rank + 1)
+    uneven = [torch.full((r + 1,), float(rank)) for r in range(size)]
+    assert lane.reduce_scatter(reduced, uneven, dist.ReduceOp.SUM)
+    assert torch.equal(reduced, torch.full((rank + 1,), float(sum(range(size)))))
+    received = [torch.empty(rank + 1) for _ in range(size)]
+    assert lane.all_to_all(received, uneven)
+    assert [other.tolist() for other in received] == [[float(r)] * (rank + 1) for r in range(size)]
     swapped = torch.empty(size * 2)
     assert lane.all_to_all_single(swapped, mine)
     assert torch.equal(swapped, torch.cat([other.view(size, 2)[rank] for other in everyone]))
@@ -88,6 +95,12 @@ def test_other_tensors_take_the_ordinary_way() -> None:
     assert not lane.all_gather([one], one)
     assert not lane.all_gather([one, torch.ones(2, 2)], one)
     assert not lane.all_gather([one, None], one)
+    assert not lane.reduce_scatter(one, [torch.ones(3), torch.ones(3)], op)
+    assert not lane.reduce_scatter(one, [one, one.double()], op)
+    assert not lane.reduce_scatter(one, (one, one), op)
+    assert not lane.all_to_all([one, one], [one, one.double()])
+    assert not lane.all_to_all([one, torch.ones(0)], [one, one])
+    assert not lane.all_to_all([one, one], [])
     assert not lane.gather(one, [one, one] if group.rank() == 1 else None, 0)
     assert torch.equal(one, torch.ones(4))
     group.barrier()  # nothing of all this was sent
