@@ -65,8 +65,8 @@ Status all_gather(Team& team, Staging& staging, const std::byte* input, std::siz
       const int peer = rounds.other(n);
       status = rounds.wait_for(peer);
       if (!status.ok()) return status;
-      copy_bytes(outputs[static_cast<std::size_t>(peer)] + offset, staging.of(peer) + direct.header(),
-                 length);
+      copy_bytes(outputs[static_cast<std::size_t>(peer)] + offset,
+                 staging.of(peer) + direct.header(), length);
     }
   }
   return Status::success();

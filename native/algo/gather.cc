@@ -1,8 +1,8 @@
 // Gather to one rank: the others stage chunk by chunk, the root copies out.
 //   steps: 1 per chunk of round_bytes()   bytes moved: n in by each other rank, ranks * n out by
 //   the root
-// Large, where memory is open or shared: the root reads the others' pieces from where they are. (Very
-// large ones with a core for each rank only when shared: it is faster when the others help.)
+// Large, where memory is open or shared: the root reads the others' pieces from where they are.
+// (Very large ones with a core for each rank only when shared: it is faster when the others help.)
 //   steps: 2   bytes moved: ranks * n by the root
 #include "algo/algorithm.h"
 #include "algo/direct.h"

@@ -1,5 +1,5 @@
-// Reading the same part of all other ranks' tensors, to reduce it: private ones into the cache, those
-// in the arena where they are.
+// Reading the same part of all other ranks' tensors, to reduce it: private ones into the cache,
+// those in the arena where they are.
 #pragma once
 
 #include <algorithm>

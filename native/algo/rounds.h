@@ -35,10 +35,10 @@ struct Cut {
 };
 
 // The most bytes that a round moves from one rank to another. At 2 ranks with 25 MiB, beside the
-// faster MPI in the same runs, all_gather took 0.99 of its time with 256 KiB, 1.04 with 128 and 1.06
-// with 64 (more steps); reading ahead with prefetch instructions changed nothing. What bounds it is
-// that every line of the output is fetched before it is overwritten.
-// `header`: what every half begins with.
+// faster MPI in the same runs, all_gather took 0.99 of its time with 256 KiB, 1.04 with 128
+// and 1.06 with 64 (more steps); reading ahead with prefetch instructions changed nothing. What
+// bounds it is that every line of the output is fetched before it is overwritten. `header`: what
+// every half begins with.
 inline std::size_t round_bytes(const Staging& staging, std::size_t header = 0) {
   return std::min<std::size_t>(staging.capacity() - header, 256 * 1024);
 }

@@ -91,12 +91,12 @@ TEST(tensors_in_the_arena_are_read_where_they_are) {
                           soon()));
       for (int from = 0; from < ranks; ++from) CHECK(r.received(from) == filled(from, count, rank));
 
-      CHECK_OK(gather(r.team, r.staging, r.given[0], count, Dtype::f32, root_only(r.got), 1,
-                      soon()));
+      CHECK_OK(
+          gather(r.team, r.staging, r.given[0], count, Dtype::f32, root_only(r.got), 1, soon()));
       CHECK(rank != 1 || r.received(0) == filled(0, count));
 
-      CHECK_OK(scatter(r.team, r.staging, root_only(r.given), r.got[0], count, Dtype::f32, 1,
-                       soon()));
+      CHECK_OK(
+          scatter(r.team, r.staging, root_only(r.given), r.got[0], count, Dtype::f32, 1, soon()));
       CHECK(r.received(0) == filled(1, count, rank));
 
       CHECK_OK(reduce_scatter(r.team, r.staging, r.given, r.counts, r.got[0], Dtype::f32,

@@ -37,8 +37,8 @@ def test_shared_tensors_give_the_same_bits_as_private_ones() -> None:
             assert torch.equal(part[: count // 3], values[: count // 3])
 
 
-# Each gets this rank's tensor, one like it for every rank, and what makes an output of that kind; it
-# returns what it filled.
+# Each gets this rank's tensor, one like it for every rank, and what makes an output of that kind,
+# and returns what it filled.
 Make = Callable[[torch.Tensor], torch.Tensor]
 Tensors = list[torch.Tensor]
 

@@ -49,9 +49,7 @@ def _broadcast(session: _native.Session, call: Call) -> _native.Pending | None:
 
 def _all_reduce(session: _native.Session, call: Call) -> _native.Pending | None:
     address, count, dtype, _ = call.buffer
-    return session.all_reduce(
-        address, count, dtype, call.reduce, call.timeout_s, call.asynchronous
-    )
+    return session.all_reduce(address, count, dtype, call.reduce, call.timeout_s, call.asynchronous)
 
 
 def _reduce(session: _native.Session, call: Call) -> _native.Pending | None:
