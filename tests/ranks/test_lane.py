@@ -6,7 +6,10 @@ The test kit observes the default group, which closes its lane; groups made here
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
+from datetime import timedelta
 
 import pytest
 import torch
@@ -132,6 +135,24 @@ def test_errors_are_those_of_the_ordinary_way() -> None:
     assert group._lane is CLOSED_LANE
     with pytest.raises(dist.UsageError, match="destroyed"):
         group.all_reduce(torch.ones(2))
+
+
+@pytest.mark.ranks(2)
+def test_other_threads_go_on_while_a_call_waits() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=20))
+
+    def let_the_other_go() -> None:
+        time.sleep(0.1)  # the call waits by then
+        dist.send(torch.ones(1), 1)
+
+    thread = threading.Thread(target=let_the_other_go)
+    if group.rank() == 0:
+        thread.start()
+    else:
+        dist.recv(torch.ones(1), 0)
+    assert group._lane.barrier()
+    if group.rank() == 0:
+        thread.join()
 
 
 @pytest.mark.ranks(1)
