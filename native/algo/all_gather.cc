@@ -2,7 +2,7 @@
 // of the others.
 //   steps: 1 per chunk of round_bytes()   bytes moved per rank: n in, ranks * n out (its own piece
 //   past the staging)
-// Large, where memory is open: everybody reads the others' pieces from where they are.
+// Large, where memory is open or shared: everybody reads the others' pieces from where they are.
 //   steps: 2   bytes moved per rank: ranks * n
 //
 // Where the pieces go is a list of addresses, so that a list of tensors and the parts of one large
@@ -31,35 +31,33 @@ Status read_all(Team& team, Rounds& rounds, Direct& direct, const std::byte* inp
         direct.read(peer, direct.place(peer, 0), outputs[static_cast<std::size_t>(peer)], bytes);
     if (!status.ok()) return status;
   }
-  direct.done();
-  return direct.wait_for_all();
+  return direct.done_by_all();
 }
 
 }  // namespace
 
 Status all_gather(Team& team, Staging& staging, const std::byte* input, std::size_t count,
                   Dtype dtype, std::span<std::byte* const> outputs, Deadline deadline) {
-  const Cut cut{count * size_of(dtype), round_bytes(staging)};
+  const std::size_t bytes = count * size_of(dtype);
   const std::uint64_t what = pack_call(Op::all_gather, dtype, Reduce::sum, 0);
   Rounds rounds(team, staging, deadline);
-  if (Direct::worthwhile(team, cut.total)) {
-    Direct direct(team, staging, rounds);
-    bool possible = false;
-    const Status status = direct.offer(what, count, {&input, 1}, cut.total, possible);
-    if (!status.ok()) return status;
-    if (possible) return read_all(team, rounds, direct, input, cut.total, outputs);
-  }
+  Direct direct(team, staging, rounds, 1, bytes);
+  const Cut cut{bytes, round_bytes(staging, direct.header())};
+  const auto stage = [&](std::size_t round) {
+    if (team.size() == 1) return;
+    copy_bytes(staging.mine() + direct.header(), input + cut.offset(round), cut.length(round));
+  };
+  Way way{};
+  Status status = direct.begin(
+      what, count, {&input, 1}, Direct::worthwhile(team, bytes), [&] { stage(0); }, way);
+  if (!status.ok()) return status;
+  if (way == Way::direct) return read_all(team, rounds, direct, input, bytes, outputs);
   for (std::size_t i = 0; i < cut.rounds(); ++i) {
     const std::size_t offset = cut.offset(i);
     const std::size_t length = cut.length(i);
-    Status status = rounds.turn();
-    if (!status.ok()) return status;
-    if (team.size() > 1) copy_bytes(staging.mine(), input + offset, length);
-    if (i == 0) {
-      status = rounds.announce(what, count);
+    if (i > 0 || way == Way::restage) {
+      status = rounds.next([&] { stage(i); });
       if (!status.ok()) return status;
-    } else {
-      rounds.publish();
     }
     // While the others are still staging; the input's chunk is in the cache.
     copy_bytes(outputs[static_cast<std::size_t>(team.rank())] + offset, input + offset, length);
@@ -67,7 +65,8 @@ Status all_gather(Team& team, Staging& staging, const std::byte* input, std::siz
       const int peer = rounds.other(n);
       status = rounds.wait_for(peer);
       if (!status.ok()) return status;
-      copy_bytes(outputs[static_cast<std::size_t>(peer)] + offset, staging.of(peer), length);
+      copy_bytes(outputs[static_cast<std::size_t>(peer)] + offset,
+                 staging.of(peer) + direct.header(), length);
     }
   }
   return Status::success();
@@ -92,18 +91,17 @@ Status all_gather_uneven(Team& team, Staging& staging, const std::byte* input,
   const std::uint64_t what = pack_call(Op::all_gather, dtype, Reduce::sum, 0) | uneven_bit;
 
   Rounds rounds(team, staging, deadline);
-  for (std::size_t i = 0; i < largest.rounds(); ++i) {
-    Status status = rounds.turn();
+  const auto stage = [&](std::size_t round) {
+    copy_bytes(staging.mine() + table, input + own.offset(round), own.length(round));
+  };
+  Status status = rounds.first(what, total, [&] {
+    std::memcpy(staging.mine(), counts.data(), counts.size_bytes());
+    stage(0);
+  });
+  if (status.ok()) status = compare_counts(team, staging, counts);
+  for (std::size_t i = 0; status.ok() && i < largest.rounds(); ++i) {
+    if (i > 0) status = rounds.next([&] { stage(i); });
     if (!status.ok()) return status;
-    if (i == 0) std::memcpy(staging.mine(), counts.data(), counts.size_bytes());
-    copy_bytes(staging.mine() + table, input + own.offset(i), own.length(i));
-    if (i == 0) {
-      status = rounds.announce(what, total);
-      if (status.ok()) status = compare_counts(team, staging, counts);
-      if (!status.ok()) return status;
-    } else {
-      rounds.publish();
-    }
     copy_bytes(outputs.data[static_cast<std::size_t>(team.rank())] + own.offset(i),
                input + own.offset(i), own.length(i));
     for (int n = 1; n < team.size(); ++n) {
@@ -115,7 +113,7 @@ Status all_gather_uneven(Team& team, Staging& staging, const std::byte* input,
                  staging.of(peer) + table, theirs.length(i));
     }
   }
-  return Status::success();
+  return status;
 }
 
 }  // namespace gradsync

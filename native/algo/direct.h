@@ -1,7 +1,13 @@
 // One copy instead of two: ranks stage where their memory is instead of what is in it, agree on the
-// call, and then each reads what it needs from there, where the kernel lets all ranks do that
+// call, and then each reads what it needs from there. A tensor in the arena is read through the
+// mapping that every rank has; a private one through the kernel, where that lets all ranks do it
 // (sync/neighbour.h).
 //   steps: 2 (announced; done with the others' memory)
+//
+// A rank whose memory cannot be reached, or had better not be, stages its first round behind the
+// header in which the others have their addresses. All ranks see who did what: if all offer their
+// memory the call goes on here, if none does it goes on with the rounds, and if only some do they
+// begin the rounds once more.
 //
 // Who fails says so before it returns, because its memory may be anything afterwards; whoever has
 // read from it looks for that.
@@ -14,6 +20,7 @@
 
 #include "algo/rounds.h"
 #include "algo/staging.h"
+#include "common/few.h"
 #include "sync/team.h"
 
 namespace gradsync {
@@ -28,62 +35,122 @@ inline constexpr std::size_t direct_bytes = 48 * 1024;
 // cores: each round of staging has to wait until all of them have had their turn.
 inline constexpr std::size_t direct_most_bytes = 2 * 1024 * 1024;
 
+// How a call goes on after its first step.
+enum class Way : std::uint8_t {
+  direct,   // each reads the others' memory
+  staged,   // the first round has been staged
+  restage,  // rounds, but not everybody has staged the first one
+};
+
 class Direct {
  public:
-  Direct(Team& team, Staging& staging, Rounds& rounds)
-      : team_(team), staging_(staging), rounds_(rounds) {}
+  // For transfers of so many bytes between two ranks, and so many places on each rank. Small ones
+  // are staged, and need no header.
+  Direct(Team& team, Staging& staging, Rounds& rounds, std::size_t places, std::size_t bytes)
+      : team_(team),
+        staging_(staging),
+        rounds_(rounds),
+        bytes_(bytes),
+        header_(bytes >= direct_bytes ? header_bytes(places) : 0) {}
 
-  // Whether to try, for transfers of so many bytes.
+  static std::size_t header_bytes(std::size_t places) {
+    return round_up((1 + places) * sizeof(std::uint64_t), cache_line);
+  }
+  // Where in every half of this call the data begins; a rank that offers its memory may use what is
+  // behind as it likes.
+  std::size_t header() const { return header_; }
+
+  // Whether to let the others read private memory.
   static bool worthwhile(const Team& team, std::size_t bytes,
                          std::size_t most = direct_most_bytes) {
     return team.is_open() && bytes >= direct_bytes && (bytes <= most || team.is_crowded());
   }
 
-  // Where in a half the addresses end, and a rank may use its own half as it likes.
-  static std::size_t header_bytes(std::size_t addresses) {
-    return round_up((1 + addresses) * sizeof(std::uint64_t), cache_line);
-  }
-
-  // Announces the call together with places of `bytes` bytes each, and says whether all ranks'
-  // places can be reached, which all ranks answer alike. If not, the call goes on with rounds, the
-  // first of which need not announce it again.
-  Status offer(std::uint64_t what, std::uint64_t count, std::span<const std::byte* const> places,
-               std::size_t bytes, bool& possible) {
-    Status status = rounds_.turn();
-    if (!status.ok()) return status;
-    put(staging_.mine(), places, bytes);
-    status = noted(rounds_.announce(what, count));
-    if (status.ok()) possible = offered_by_all(0);
+  // Announces the call together with this rank's places (none: nobody reads from it), of which
+  // private ones are offered only if `private_too`, or with what `stage` stages. Says how the call
+  // goes on, the same on all ranks.
+  template <typename Stage>
+  Status begin(std::uint64_t what, std::uint64_t count, std::span<const std::byte* const> places,
+               bool private_too, Stage stage, Way& way) {
+    way = Way::staged;
+    if (header_ == 0) return rounds_.first(what, count, stage);
+    const Status status = noted(rounds_.first(what, count, [&] {
+      if (put(staging_.mine(), places, bytes_, private_too)) stage();
+    }));
+    if (status.ok()) way = agreed_way();
     return status;
   }
 
-  // For calls whose halves begin with something else: the same, without the announcement.
-  void put(std::byte* at, std::span<const std::byte* const> places, std::size_t bytes) {
-    const std::uint64_t usable = team_.can_offer(places, bytes) ? 1 : 0;
-    std::memcpy(at, &usable, sizeof(usable));
-    if (!places.empty()) std::memcpy(at + sizeof(usable), places.data(), places.size_bytes());
-  }
-  bool offered_by_all(std::size_t offset) const {
-    for (int peer = 0; peer < team_.size(); ++peer) {
-      if (word(peer, offset) == 0) return false;
+  // The two halves of this for calls whose own halves begin with something else: writes the header,
+  // and returns whether this rank has to stage; and reads all ranks', `offset` bytes from the
+  // beginning. Places may be null where there is nothing to read.
+  bool put(std::byte* at, std::span<const std::byte* const> places, std::size_t bytes,
+           bool private_too) {
+    Few<std::uint64_t> words(1 + places.size());
+    bool all_shared = true;
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      if (places[i] == nullptr) continue;
+      words[0] = offered;
+      const std::uint64_t place = staging_.place_of(places[i], bytes);
+      all_shared = all_shared && place != 0;
+      words[1 + i] = place != 0 ? place | in_arena : reinterpret_cast<std::uint64_t>(places[i]);
     }
-    return true;
+    if (!all_shared && !(private_too && team_.can_offer(places, bytes))) words[0] = staged;
+    std::memcpy(at, words.begin(), words.all().size_bytes());
+    return words[0] == staged;
+  }
+  Way agreed_way(std::size_t offset = 0) const {
+    bool any_offered = false;
+    bool any_staged = false;
+    for (int peer = 0; peer < team_.size(); ++peer) {
+      const std::uint64_t said = word(peer, offset);
+      any_offered = any_offered || said == offered;
+      any_staged = any_staged || said == staged;
+    }
+    if (!any_staged) return Way::direct;
+    return any_offered ? Way::restage : Way::staged;
   }
 
   std::uint64_t place(int peer, std::size_t index, std::size_t offset = 0) const {
     return word(peer, offset + (1 + index) * sizeof(std::uint64_t));
   }
+  // Where a place is mapped here; null when it is private.
+  std::byte* mapped(std::uint64_t place) {
+    if ((place & in_arena) == 0) return nullptr;
+    has_looked_ = true;
+    return staging_.at(place & ~in_arena);
+  }
   Status read(int peer, std::uint64_t from, std::byte* to, std::size_t bytes) {
+    if (const std::byte* const here = mapped(from)) {
+      copy_bytes(to, here, bytes);
+      return Status::success();
+    }
     return noted(team_.read_from(peer, to, from, bytes, rounds_.deadline()));
   }
 
   // Ends this rank's reading. Whose own memory others read must wait for them before the call
   // returns.
-  void done() { rounds_.publish(); }
+  Status done() {
+    for (int n = 1; has_looked_ && n < team_.size(); ++n) {
+      const Status status = noted(team_.still_offers(rounds_.other(n), rounds_.deadline()));
+      if (!status.ok()) return status;
+    }
+    rounds_.publish();
+    return Status::success();
+  }
   Status wait_for(int peer) { return noted(rounds_.wait_for(peer)); }
   Status wait_for_all() { return noted(rounds_.wait_for_all()); }
+  Status done_by_all() {
+    const Status status = done();
+    return status.ok() ? wait_for_all() : status;
+  }
 
  private:
+  // The first word of a header. Zero is what nobody has written.
+  enum Said : std::uint64_t { staged = 1, offered = 2, not_asked = 0 };
+  // Set in places that are not addresses of the rank's own.
+  static constexpr std::uint64_t in_arena = std::uint64_t{1} << 63;
+
   Status noted(Status status) {
     if (!status.ok()) team_.withdraw();
     return status;
@@ -97,6 +164,9 @@ class Direct {
   Team& team_;
   Staging& staging_;
   Rounds& rounds_;
+  std::size_t bytes_;
+  std::size_t header_;
+  bool has_looked_ = false;  // through the arena's mapping
 };
 
 }  // namespace gradsync

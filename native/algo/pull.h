@@ -1,13 +1,14 @@
-// Reading the same part of all other ranks' tensors into the cache, to reduce it there.
+// Reading the same part of all other ranks' tensors, to reduce it: private ones into the cache,
+// those in the arena where they are.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <span>
-#include <vector>
 
 #include "algo/direct.h"
 #include "algo/staging.h"
+#include "common/few.h"
 #include "sync/team.h"
 
 namespace gradsync {
@@ -16,20 +17,20 @@ namespace gradsync {
 // at its beginning, and it is in the cache.
 class Pull {
  public:
-  // `addresses`: how many each rank has offered.
-  Pull(Team& team, Staging& staging, Direct& direct, std::size_t addresses, std::size_t element)
-      : team_(team), direct_(direct), element_(element) {
-    const std::size_t header = Direct::header_bytes(addresses);
-    const auto ranks = static_cast<std::size_t>(team.size());
-    bytes_ = std::min((staging.capacity() - header) / ranks, most_bytes) / cache_line * cache_line;
-    memory_ = staging.mine() + header;
-    sources_.resize(ranks);
+  Pull(Team& team, Staging& staging, Direct& direct, std::size_t element)
+      : team_(team),
+        direct_(direct),
+        element_(element),
+        memory_(staging.mine() + direct.header()),
+        sources_(static_cast<std::size_t>(team.size())) {
+    const std::size_t room = staging.capacity() - direct.header();
+    bytes_ = std::min(room / sources_.size(), most_bytes) / cache_line * cache_line;
   }
 
   // How much can be read at a time.
   std::size_t elements() const { return std::max<std::size_t>(bytes_ / element_, 1); }
   // In rank order.
-  std::span<const std::byte* const> sources() const { return sources_; }
+  std::span<const std::byte* const> sources() const { return sources_.all(); }
 
   // Reads a part of what each other rank has offered at `index`; `own` is this rank's.
   Status read(std::size_t index, std::size_t offset, std::size_t bytes, const std::byte* own) {
@@ -41,8 +42,13 @@ class Pull {
         sources_[place] = own;
         continue;
       }
+      const std::uint64_t from = direct_.place(peer, index);
+      if (const std::byte* const here = direct_.mapped(from)) {
+        sources_[place] = here + offset;
+        continue;
+      }
       std::byte* const to = memory_ + part++ * bytes_;
-      const Status status = direct_.read(peer, direct_.place(peer, index) + offset, to, bytes);
+      const Status status = direct_.read(peer, from + offset, to, bytes);
       if (!status.ok()) return status;
       sources_[place] = to;
     }
@@ -57,8 +63,8 @@ class Pull {
   Direct& direct_;
   std::size_t element_;
   std::size_t bytes_ = 0;
-  std::byte* memory_ = nullptr;
-  std::vector<const std::byte*> sources_;
+  std::byte* memory_;
+  Few<const std::byte*> sources_;
 };
 
 }  // namespace gradsync

@@ -2,7 +2,8 @@
 // what all the others staged for it together with its own.
 //   steps: 1 per round of half / other ranks, at most round_bytes()
 //   bytes moved per rank, with pieces of n: (ranks - 1) * n in, ranks * n read, n out
-// Large, where memory is open: each rank reads its piece from all the others and reduces it.
+// Large, where memory is open or shared: each rank reads its piece from all the others and reduces
+// it.
 //   steps: 2   bytes moved per rank: ranks * n read, n out
 //
 // The own input piece may be the output itself. Sums are taken in rank order.
@@ -11,13 +12,13 @@
 // compared as the announced count; others have a bit of their own in the announcement and stand at
 // the beginning of what is staged, so that all ranks see every difference.
 #include <numeric>
-#include <vector>
 
 #include "algo/algorithm.h"
 #include "algo/counts.h"
 #include "algo/direct.h"
 #include "algo/pull.h"
 #include "algo/rounds.h"
+#include "common/few.h"
 #include "reduce/reduce.h"
 
 namespace gradsync {
@@ -30,7 +31,7 @@ bool all_equal(std::span<const std::size_t> counts) {
 Status pull_piece(Team& team, Staging& staging, Direct& direct, const std::byte* input,
                   std::size_t count, std::byte* output, std::size_t element, ReduceKernel kernel) {
   const auto own = static_cast<std::size_t>(team.rank());
-  Pull pull(team, staging, direct, static_cast<std::size_t>(team.size()), element);
+  Pull pull(team, staging, direct, element);
   const Cut cut{count, pull.elements()};
   for (std::size_t i = 0; i < cut.rounds(); ++i) {
     const std::size_t offset = cut.offset(i) * element;
@@ -39,8 +40,7 @@ Status pull_piece(Team& team, Staging& staging, Direct& direct, const std::byte*
     std::byte* const result = output + offset;
     kernel(pull.sources(), {&result, 1}, cut.length(i));
   }
-  direct.done();
-  return direct.wait_for_all();
+  return direct.done_by_all();
 }
 
 // One call: what goes where in each round.
@@ -74,13 +74,13 @@ struct Pass {
   void combine(std::size_t round, std::byte* output, ReduceKernel kernel) const {
     const Cut own = cut_of(team.rank());
     if (own.length(round) == 0) return;
-    std::vector<const std::byte*> sources;
+    Few<const std::byte*> sources(static_cast<std::size_t>(team.size()));
     for (int peer = 0; peer < team.size(); ++peer) {
-      sources.push_back(peer == team.rank() ? input(peer, round)
-                                            : staging.of(peer) + shares.from(peer));
+      sources[static_cast<std::size_t>(peer)] =
+          peer == team.rank() ? input(peer, round) : staging.of(peer) + shares.from(peer);
     }
     std::byte* const destination = output + own.offset(round) * element;
-    kernel(sources, {&destination, 1}, own.length(round));
+    kernel(sources.all(), {&destination, 1}, own.length(round));
   }
 };
 
@@ -93,41 +93,41 @@ Status reduce_scatter(Team& team, Staging& staging, std::span<const std::byte* c
   Status status = find_kernel(dtype, reduce, kernel);
   if (!status.ok()) return status;
   const bool even = all_equal(counts);
-  const Shares shares(team, staging, even ? 0 : counts.size_bytes());
+  const std::size_t element = size_of(dtype);
+  // Uneven pieces are rare, and staged: every half begins with their sizes.
+  const std::size_t bytes = even ? counts[0] * element : 0;
+  Rounds rounds(team, staging, deadline);
+  Direct direct(team, staging, rounds, counts.size(), bytes);
+  const Shares shares(team, staging, even ? direct.header() : counts.size_bytes());
   status = shares.check();
   if (!status.ok()) return status;
-  const std::size_t element = size_of(dtype);
   const std::size_t most = std::min(round_bytes(staging), shares.bytes()) / element;
   const Pass pass{team, staging, shares, inputs, counts, element, most};
-  const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const std::uint64_t what =
       pack_call(Op::reduce_scatter, dtype, reduce, 0) | (even ? 0 : uneven_bit);
+  const std::size_t announced =
+      even ? counts[0] : std::accumulate(counts.begin(), counts.end(), std::size_t{0});
 
-  Rounds rounds(team, staging, deadline);
-  // Uneven pieces are rare, and compared in the rounds.
-  if (even && Direct::worthwhile(team, counts[0] * element)) {
-    Direct direct(team, staging, rounds);
-    bool possible = false;
-    status = direct.offer(what, counts[0], inputs, counts[0] * element, possible);
-    if (!status.ok()) return status;
+  Way way{};
+  status = direct.begin(
+      what, announced, inputs, Direct::worthwhile(team, bytes),
+      [&] {
+        if (!even) std::memcpy(staging.mine(), counts.data(), counts.size_bytes());
+        pass.stage(0);
+      },
+      way);
+  if (status.ok() && !even) status = compare_counts(team, staging, counts);
+  if (!status.ok()) return status;
+  if (way == Way::direct) {
     const std::byte* const input = inputs[static_cast<std::size_t>(team.rank())];
-    if (possible) {
-      return pull_piece(team, staging, direct, input, counts[0], output, element, kernel);
-    }
+    return pull_piece(team, staging, direct, input, counts[0], output, element, kernel);
   }
   for (std::size_t i = 0; i < pass.rounds(); ++i) {
-    status = rounds.turn();
-    if (!status.ok()) return status;
-    if (!even) std::memcpy(staging.mine(), counts.data(), counts.size_bytes());
-    pass.stage(i);
-    if (i == 0) {
-      status = rounds.announce(what, even ? counts[0] : total);
-      if (status.ok() && !even) status = compare_counts(team, staging, counts);
-    } else {
-      rounds.publish();
-      status = rounds.wait_for_all();
+    if (i > 0 || way == Way::restage) {
+      status = rounds.next([&] { pass.stage(i); });
+      if (status.ok()) status = rounds.wait_for_all();
+      if (!status.ok()) return status;
     }
-    if (!status.ok()) return status;
     pass.combine(i, output, kernel);
   }
   return Status::success();

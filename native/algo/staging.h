@@ -32,10 +32,11 @@ class Staging {
   std::uint64_t place_of(const std::byte* data, std::size_t bytes) const {
     return arena_ == nullptr ? 0 : arena_->place_of(data, bytes);
   }
+  std::byte* at(std::uint64_t place) const { return arena_->at(place); }
   // The tensor that a peer announced with the present call; null when that is private.
   std::byte* shared_by(int peer) const {
     const std::uint64_t place = team_->announced_by(peer).place;
-    return place == 0 ? nullptr : arena_->at(place);
+    return place == 0 ? nullptr : at(place);
   }
   bool all_shared() const {
     for (int peer = 0; peer < team_->size(); ++peer) {

@@ -5,6 +5,11 @@
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
+#include <optional>
+#include <utility>
+
+#include "common/interrupt.h"
+
 namespace gradsync {
 
 inline bool is_finalizing() {
@@ -30,6 +35,23 @@ class Unlocked {
  private:
   bool at_end_;  // we are the thread that tears down
   PyThreadState* state_;
+};
+
+// Keeps the GIL while a small call does not have to wait.
+class UnlockedToWait final : private HeldLock {
+ public:
+  UnlockedToWait() : outer_(std::exchange(held_lock, static_cast<HeldLock*>(this))) {}
+  ~UnlockedToWait() { held_lock = outer_; }
+  UnlockedToWait(const UnlockedToWait&) = delete;
+  UnlockedToWait& operator=(const UnlockedToWait&) = delete;
+
+ private:
+  void let_go() override {
+    if (!unlocked_) unlocked_.emplace();
+  }
+
+  HeldLock* outer_;
+  std::optional<Unlocked> unlocked_;
 };
 
 }  // namespace gradsync

@@ -7,10 +7,10 @@
 // broken the group, so it is not tried again: the session gives the same answer.)
 #include <algorithm>
 #include <climits>
-#include <vector>
 
 #include "bindings/session.h"
 #include "bindings/tensors.h"
+#include "common/few.h"
 #include "p2p/mailbox.h"
 
 namespace nb = nanobind;
@@ -18,24 +18,41 @@ namespace nb = nanobind;
 namespace gradsync {
 namespace {
 
-// A list of tensors, one for each rank, all alike, kept alive.
+// A list of tensors of one type, one for each rank, kept alive.
+template <typename Byte>
 class Row {
  public:
-  bool read(const TensorReader& reader, nb::handle list, int ranks, const PlainTensor& like) {
+  explicit Row(int ranks)
+      : kept_(static_cast<std::size_t>(ranks)),
+        addresses_(kept_.size(), nullptr),
+        counts_(kept_.size(), 0) {}
+
+  // `like`: the shape that all of them must have, or null.
+  bool read(const TensorReader& reader, nb::handle list, Dtype dtype, const PlainTensor* like) {
+    const auto ranks = static_cast<Py_ssize_t>(kept_.size());
     if (!PyList_CheckExact(list.ptr()) || PyList_GET_SIZE(list.ptr()) != ranks) return false;
-    for (Py_ssize_t i = 0; i < ranks; ++i) {
+    for (std::size_t i = 0; i < kept_.size(); ++i) {
       PlainTensor tensor;
-      kept_.push_back(nb::borrow(PyList_GET_ITEM(list.ptr(), i)));
-      if (!reader.read(kept_.back(), tensor) || !tensor.is_like(like)) return false;
-      addresses_.push_back(tensor.data);
+      kept_[i] = nb::borrow(PyList_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i)));
+      if (!reader.read(kept_[i], tensor) || tensor.dtype != dtype) return false;
+      if (like != nullptr && !tensor.is_like(*like)) return false;
+      addresses_[i] = tensor.data;
+      counts_[i] = tensor.count;
+      bytes_ += tensor.bytes();
     }
     return true;
   }
-  std::span<std::byte* const> addresses() const { return addresses_; }
+  std::span<Byte* const> addresses() const { return addresses_.all(); }
+  std::span<const std::size_t> counts() const { return counts_.all(); }
+  Pieces<Byte> pieces() const { return {addresses(), counts()}; }
+  std::size_t bytes() const { return bytes_; }
+  nb::handle tensor(int rank) const { return kept_[static_cast<std::size_t>(rank)]; }
 
  private:
-  std::vector<nb::object> kept_;
-  std::vector<std::byte*> addresses_;
+  Few<nb::object> kept_;
+  Few<Byte*> addresses_;
+  Few<std::size_t> counts_;
+  std::size_t bytes_ = 0;
 };
 
 class Lane {
@@ -52,14 +69,14 @@ class Lane {
 
   bool barrier() {
     if (!open()) return false;
-    return carry_out([&](Deadline deadline) { return session_->barrier(deadline); });
+    return carry_out(0, [&](Deadline deadline) { return session_->barrier(deadline); });
   }
 
   bool all_reduce(nb::handle tensor, nb::handle op) {
     PlainTensor plain;
     Reduce reduce{};
     if (!open() || !reader_.read(tensor, plain) || !read_reduce(op, reduce)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(plain.bytes(), [&](Deadline deadline) {
       return session_->all_reduce(plain.data, plain.count, plain.dtype, reduce, deadline);
     });
   }
@@ -68,7 +85,7 @@ class Lane {
     PlainTensor plain;
     int root = 0;
     if (!open() || !reader_.read(tensor, plain) || !read_root(source, root)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(plain.bytes(), [&](Deadline deadline) {
       return session_->broadcast(plain.data, plain.count, plain.dtype, root, deadline);
     });
   }
@@ -79,17 +96,17 @@ class Lane {
     Reduce operation{};
     if (!open() || !reader_.read(tensor, plain) || !read_root(target, root)) return false;
     if (!read_reduce(op, operation)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(plain.bytes(), [&](Deadline deadline) {
       return session_->reduce(plain.data, plain.count, plain.dtype, operation, root, deadline);
     });
   }
 
   bool all_gather(nb::handle outputs, nb::handle tensor) {
     PlainTensor plain;
-    Row row;
     if (!open() || !reader_.read(tensor, plain)) return false;
-    if (!row.read(reader_, outputs, session_->size(), plain)) return false;
-    return carry_out([&](Deadline deadline) {
+    Row<std::byte> row(session_->size());
+    if (!row.read(reader_, outputs, plain.dtype, &plain)) return false;
+    return carry_out(row.bytes(), [&](Deadline deadline) {
       return session_->all_gather(plain.data, plain.count, plain.dtype, row.addresses(), deadline);
     });
   }
@@ -97,19 +114,19 @@ class Lane {
   bool all_gather_single(nb::handle output, nb::handle tensor) {
     PlainTensor whole, part;
     if (!open() || !read_stacked(output, tensor, whole, part)) return false;
-    const auto addresses = parts(whole, part.count);
-    return carry_out([&](Deadline deadline) {
-      return session_->all_gather(part.data, part.count, part.dtype, addresses, deadline);
+    const auto addresses = parts<std::byte>(whole, part.count);
+    return carry_out(whole.bytes(), [&](Deadline deadline) {
+      return session_->all_gather(part.data, part.count, part.dtype, addresses.all(), deadline);
     });
   }
 
   bool gather(nb::handle tensor, nb::handle outputs, nb::handle target) {
     PlainTensor plain;
     int root = 0;
-    Row row;
     if (!open() || !reader_.read(tensor, plain) || !read_root(target, root)) return false;
+    Row<std::byte> row(session_->rank() == root ? session_->size() : 0);
     if (!read_at_root(outputs, root, plain, row)) return false;
-    return carry_out([&](Deadline deadline) {
+    return carry_out(plain.bytes() + row.bytes(), [&](Deadline deadline) {
       return session_->gather(plain.data, plain.count, plain.dtype, row.addresses(), root,
                               deadline);
     });
@@ -118,12 +135,25 @@ class Lane {
   bool scatter(nb::handle tensor, nb::handle inputs, nb::handle source) {
     PlainTensor plain;
     int root = 0;
-    Row row;
     if (!open() || !reader_.read(tensor, plain) || !read_root(source, root)) return false;
+    Row<const std::byte> row(session_->rank() == root ? session_->size() : 0);
     if (!read_at_root(inputs, root, plain, row)) return false;
-    const std::vector<const std::byte*> from(row.addresses().begin(), row.addresses().end());
-    return carry_out([&](Deadline deadline) {
-      return session_->scatter(from, plain.data, plain.count, plain.dtype, root, deadline);
+    return carry_out(plain.bytes() + row.bytes(), [&](Deadline deadline) {
+      return session_->scatter(row.addresses(), plain.data, plain.count, plain.dtype, root,
+                               deadline);
+    });
+  }
+
+  bool reduce_scatter(nb::handle output, nb::handle inputs, nb::handle op) {
+    PlainTensor part, own;
+    Reduce reduce{};
+    if (!open() || !reader_.read(output, part) || !read_reduce(op, reduce)) return false;
+    Row<const std::byte> row(session_->size());
+    if (!row.read(reader_, inputs, part.dtype, nullptr)) return false;
+    if (!reader_.read(row.tensor(session_->rank()), own) || !own.is_like(part)) return false;
+    return carry_out(row.bytes(), [&](Deadline deadline) {
+      return session_->reduce_scatter(row.addresses(), row.counts(), part.data, part.dtype, reduce,
+                                      deadline);
     });
   }
 
@@ -133,11 +163,42 @@ class Lane {
     if (!open() || !read_stacked(tensor, output, whole, part) || !read_reduce(op, reduce)) {
       return false;
     }
-    const auto addresses = parts(whole, part.count);
-    const std::vector<const std::byte*> from(addresses.begin(), addresses.end());
-    const std::vector<std::size_t> counts(from.size(), part.count);
-    return carry_out([&](Deadline deadline) {
-      return session_->reduce_scatter(from, counts, part.data, part.dtype, reduce, deadline);
+    const auto from = parts<const std::byte>(whole, part.count);
+    const Few<std::size_t> counts(from.size(), part.count);
+    return carry_out(whole.bytes(), [&](Deadline deadline) {
+      return session_->reduce_scatter(from.all(), counts.all(), part.data, part.dtype, reduce,
+                                      deadline);
+    });
+  }
+
+  bool all_to_all(nb::handle outputs, nb::handle inputs) {
+    PlainTensor first;
+    if (!open() || !PyList_CheckExact(inputs.ptr()) || PyList_GET_SIZE(inputs.ptr()) == 0) {
+      return false;
+    }
+    if (!reader_.read(PyList_GET_ITEM(inputs.ptr(), 0), first)) return false;
+    Row<const std::byte> from(session_->size());
+    Row<std::byte> to(session_->size());
+    if (!from.read(reader_, inputs, first.dtype, nullptr)) return false;
+    if (!to.read(reader_, outputs, first.dtype, nullptr)) return false;
+    return carry_out(from.bytes() + to.bytes(), [&](Deadline deadline) {
+      return session_->all_to_all(from.pieces(), to.pieces(), first.dtype, deadline);
+    });
+  }
+
+  // Pieces of one size.
+  bool all_to_all_single(nb::handle output, nb::handle tensor) {
+    PlainTensor to, from;
+    if (!open() || !reader_.read(output, to) || !reader_.read(tensor, from)) return false;
+    const auto ranks = static_cast<std::int64_t>(session_->size());
+    if (!to.is_like(from) || from.shape.empty() || from.shape[0] % ranks != 0) return false;
+    const std::size_t count = from.count / static_cast<std::size_t>(ranks);
+    const auto given = parts<const std::byte>(from, count);
+    const auto wanted = parts<std::byte>(to, count);
+    const Few<std::size_t> counts(given.size(), count);
+    return carry_out(2 * from.bytes(), [&](Deadline deadline) {
+      return session_->all_to_all({given.all(), counts.all()}, {wanted.all(), counts.all()},
+                                  from.dtype, deadline);
     });
   }
 
@@ -166,22 +227,6 @@ class Lane {
     lane.before_.reset();
     lane.after_.reset();
     return 0;
-  }
-
-  // Pieces of one size.
-  bool all_to_all_single(nb::handle output, nb::handle tensor) {
-    PlainTensor to, from;
-    if (!open() || !reader_.read(output, to) || !reader_.read(tensor, from)) return false;
-    const auto ranks = static_cast<std::int64_t>(session_->size());
-    if (!to.is_like(from) || from.shape.empty() || from.shape[0] % ranks != 0) return false;
-    const std::size_t count = from.count / static_cast<std::size_t>(ranks);
-    const auto given = parts(from, count);
-    const auto wanted = parts(to, count);
-    const std::vector<const std::byte*> sources(given.begin(), given.end());
-    const std::vector<std::size_t> counts(given.size(), count);
-    return carry_out([&](Deadline deadline) {
-      return session_->all_to_all({sources, counts}, {wanted, counts}, from.dtype, deadline);
-    });
   }
 
  private:
@@ -219,24 +264,31 @@ class Lane {
   }
 
   // The root gives a list, the others none.
-  bool read_at_root(nb::handle list, int root, const PlainTensor& like, Row& out) const {
+  template <typename Byte>
+  bool read_at_root(nb::handle list, int root, const PlainTensor& like, Row<Byte>& out) const {
     if (session_->rank() != root) return list.is_none();
-    return out.read(reader_, list, session_->size(), like);
+    return out.read(reader_, list, like.dtype, &like);
   }
 
-  std::vector<std::byte*> parts(const PlainTensor& whole, std::size_t count) const {
-    std::vector<std::byte*> all;
-    const std::size_t bytes = count * size_of(whole.dtype);
-    for (int i = 0; i < session_->size(); ++i) {
-      all.push_back(whole.data + static_cast<std::size_t>(i) * bytes);
+  template <typename Byte>
+  Few<Byte*> parts(const PlainTensor& whole, std::size_t count) const {
+    Few<Byte*> all(static_cast<std::size_t>(session_->size()));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i] = whole.data + i * count * size_of(whole.dtype);
     }
     return all;
   }
 
+  // `bytes`: how many are moved, more or less.
   template <typename Call>
-  bool carry_out(Call call) {
+  bool carry_out(std::size_t bytes, Call call) {
+    // About a microsecond of copying.
+    constexpr std::size_t few_bytes = 4096;
     Status status;
-    {
+    if (bytes <= few_bytes) {
+      const UnlockedToWait unlocked;
+      status = call(Deadline::after(timeout_s_));
+    } else {
       const Unlocked unlocked;
       status = call(Deadline::after(timeout_s_));
     }
@@ -299,7 +351,9 @@ void bind_lane(nb::module_& module) {
       .def("all_gather_single", &Lane::all_gather_single, first, second)
       .def("gather", &Lane::gather, first, second, third)
       .def("scatter", &Lane::scatter, first, second, third)
+      .def("reduce_scatter", &Lane::reduce_scatter, first, second, third)
       .def("reduce_scatter_single", &Lane::reduce_scatter_single, first, second, third)
+      .def("all_to_all", &Lane::all_to_all, first, second)
       .def("all_to_all_single", &Lane::all_to_all_single, first, second)
       .def("send", &Lane::send, first, second, third)
       .def("recv", &Lane::recv, first, second, third);

@@ -52,16 +52,24 @@ bool PlainTensor::is_like(const PlainTensor& other) const {
 }
 
 TensorReader::TensorReader(nb::type_object type, const nb::capsule& table)
-    : type_(std::move(type)), is_neg_(nb::steal(PyUnicode_InternFromString("is_neg"))) {
+    : type_(std::move(type)), is_neg_(type_.attr("is_neg")) {
   const auto* const functions = static_cast<const dlpack::ExchangeTable*>(
       PyCapsule_GetPointer(table.ptr(), "dlpack_exchange_api"));
   if (functions == nullptr) throw nb::python_error();
-  if (functions->major_version == known_major_version) describe_ = functions->describe;
+  if (functions->major_version != known_major_version) return;
+  // A method written in C, so its function can be called without a search for it, which takes
+  // longer than the answer.
+  if (Py_TYPE(is_neg_.ptr()) != &PyMethodDescr_Type) return;
+  const PyMethodDef* const method =
+      reinterpret_cast<const PyMethodDescrObject*>(is_neg_.ptr())->d_method;
+  if (method->ml_flags != METH_NOARGS) return;
+  answer_is_neg_ = method->ml_meth;
+  describe_ = functions->describe;
 }
 
 // A view that is negated when it is read looks like any other, too.
 bool TensorReader::is_negated(nb::handle object) const {
-  PyObject* const answer = PyObject_CallMethodNoArgs(object.ptr(), is_neg_.ptr());
+  PyObject* const answer = answer_is_neg_(object.ptr(), nullptr);
   if (answer == nullptr) PyErr_Clear();
   Py_XDECREF(answer);
   return answer != Py_False;

@@ -51,6 +51,7 @@ struct PlainTensor {
   // Of the tensor: valid while it is not resized.
   std::span<const std::int64_t> shape;
 
+  std::size_t bytes() const { return count * size_of(dtype); }
   bool is_like(const PlainTensor& other) const;
 };
 
@@ -58,7 +59,8 @@ struct PlainTensor {
 class TensorReader {
  public:
   TensorReader() = default;
-  // `table` is the type's `__dlpack_c_exchange_api__`. Of another major version: reads nothing.
+  // `table` is the type's `__dlpack_c_exchange_api__`. Of another major
+  // version, or without the method `is_neg` that is written in C: reads nothing.
   TensorReader(nanobind::type_object type, const nanobind::capsule& table);
 
   // False when the object is anything but a plain tensor.
@@ -68,7 +70,8 @@ class TensorReader {
   bool is_negated(nanobind::handle object) const;
 
   nanobind::object type_;
-  nanobind::object is_neg_;  // the name of the method
+  nanobind::object is_neg_;  // the type's method, and its function
+  PyCFunction answer_is_neg_ = nullptr;
   int (*describe_)(void*, dlpack::Tensor*) = nullptr;
 };
 

@@ -29,6 +29,23 @@ void run_unlocked(Function function) {
   hook([](void* f) { (*static_cast<Function*>(f))(); }, &function);
 }
 
+// The embedding language's lock, where a call keeps it until it has to wait: to give it up and take
+// it back is a tenth of the time of the smallest calls.
+class HeldLock {
+ public:
+  virtual void let_go() = 0;
+
+ protected:
+  ~HeldLock() = default;
+};
+inline thread_local HeldLock* held_lock = nullptr;
+
+// To be called before anything that takes more than a microsecond or two, or that depends on
+// another thread of this process.
+inline void let_go_of_lock() {
+  if (held_lock != nullptr) held_lock->let_go();
+}
+
 inline Status interrupted_status() {
   return Status::error(Code::interrupted, "interrupted by a signal");
 }

@@ -20,6 +20,7 @@
 
 #include "common/core_use.h"
 #include "common/deadline.h"
+#include "common/interrupt.h"
 #include "common/status.h"
 #include "session/turn.h"
 
@@ -119,6 +120,7 @@ Status Queue::run(Deadline deadline, Function call) {
       if (!status.ok()) return status;
     }
     if (waiting_.load(std::memory_order_acquire) == 0) break;
+    let_go_of_lock();
     carry_out_first();
   }
   Status status = call();

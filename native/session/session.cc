@@ -223,7 +223,9 @@ Status Session::guarded(Call& call) {
   Status status = team_.check_aborted();
   team_.begin();
   if (status.ok()) status = call();
-  if (!status.ok() && status.code != Code::invalid) broken_ = status;
+  if (status.ok()) return status;
+  let_go_of_lock();  // what follows waits for others
+  if (status.code != Code::invalid) broken_ = status;
   // Whoever gives up must not let a rank that comes later believe that all were there. (A lost peer
   // or a mismatch is seen by every rank on its own.)
   if (status.code == Code::timeout || status.code == Code::interrupted) {
@@ -236,8 +238,7 @@ Status Session::guarded(Call& call) {
   }
   if (!broken_.ok()) look_into(status);
   // Ctrl-C reaches all ranks at once, and some see the others go before they see the signal.
-  if (!status.ok() && status.code != Code::interrupted && interrupted())
-    return interrupted_status();
+  if (status.code != Code::interrupted && interrupted()) return interrupted_status();
   return status;
 }
 

@@ -23,6 +23,7 @@ class Turn {
   }
 
   Status take(Deadline deadline) {
+    let_go_of_lock();  // who has the turn may need it to come to its end
     for (int i = 0; i < spins && !is_background; ++i) {
       if (try_take()) return Status::success();
       pause_briefly();

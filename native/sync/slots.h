@@ -103,13 +103,14 @@ struct alignas(cache_line) Slot {
   alignas(cache_line) std::array<Words<2>, 2> detailed;  // time_ns, place
 
   void announce(const Announcement& a) {
+    Words<2>& second = detailed[a.sequence & 1];
+    second[0].store(a.time_ns, std::memory_order_relaxed);
+    second[1].store(a.place, std::memory_order_relaxed);
+    // What others poll comes last.
     Words<3>& first = compared[a.sequence & 1];
     first[0].store(a.sequence, std::memory_order_relaxed);
     first[1].store(a.what, std::memory_order_relaxed);
     first[2].store(a.count, std::memory_order_relaxed);
-    Words<2>& second = detailed[a.sequence & 1];
-    second[0].store(a.time_ns, std::memory_order_relaxed);
-    second[1].store(a.place, std::memory_order_relaxed);
   }
   // Time and place are 0.
   Announcement announced_call(std::uint64_t sequence) const {

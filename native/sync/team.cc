@@ -22,6 +22,9 @@ namespace {
 constexpr std::int64_t look_around_ns = 25'000'000;
 constexpr std::uint64_t most_yielding_ns = 1'000'000;
 
+// About 2 us: ranks that arrive together meet within that.
+constexpr int brief_spins = 60;
+
 // A rank that waits this long says which line it waits in, in case it is asked when it cannot
 // answer any more.
 constexpr auto site_after = std::chrono::milliseconds(300);
@@ -118,9 +121,14 @@ void Team::abort(const std::string& reason, bool gave_up) {
 
 void Team::announce(std::uint64_t what, std::uint64_t count, std::uint64_t place) {
   ++sequence_;
+  // On its way while we write: who comes last finds the others' there already.
+  __builtin_prefetch(&slot((rank_ + 1) % size_));
   core_ = static_cast<std::uint32_t>(::sched_getcpu());
-  slot(rank_).core.store(core_, std::memory_order_relaxed);
-  slot(rank_).announce({sequence_, what, count, now_ns(), place});
+  const Announcement said{sequence_, what, count, now_ns(), place};
+  // All at once from here: whoever polls takes the line away between two writes that are apart.
+  Slot& mine = slot(rank_);
+  mine.announce(said);
+  mine.core.store(core_, std::memory_order_relaxed);
   publish(progress_ + 1);
 }
 
@@ -184,10 +192,12 @@ Status Team::wait_for(int peer, std::uint64_t step, Deadline deadline, const Mea
   // the other waits for.
   const int spins = is_on_core_of(peer) ? 0 : patience.spins;
   for (int i = 0; i < spins; ++i) {
+    if (i == brief_spins) let_go_of_lock();
     pause_briefly();
     if (meanwhile) meanwhile();
     if (has_reached(peer, step)) return Status::success();
   }
+  let_go_of_lock();
   // By the clock as well: on a busy machine a yield may take milliseconds, and nobody looks around
   // meanwhile.
   const std::uint64_t yield_until = now_ns() + most_yielding_ns;

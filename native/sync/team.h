@@ -119,6 +119,8 @@ class Team {
   // wait; if anything else prevents it the group is aborted, because the others wait for us.
   Status read_from(int peer, std::byte* to, std::uint64_t from, std::size_t bytes,
                    Deadline deadline);
+  // Whether what has just been read of a peer's memory was what it had promised; reported likewise.
+  Status still_offers(int peer, Deadline deadline);
   // Whether others can be given these places in our memory, each of so many bytes or null.
   bool can_offer(std::span<const std::byte* const> places, std::size_t bytes);
   // Tells those who read our memory that it is no longer what they were promised.

@@ -33,6 +33,10 @@ Status Team::read_from(int peer, std::byte* to, std::uint64_t from, std::size_t 
   if (!neighbours_[static_cast<std::size_t>(peer)].read(to, from, bytes)) {
     return out_of_reach(peer, deadline);
   }
+  return still_offers(peer, deadline);
+}
+
+Status Team::still_offers(int peer, Deadline deadline) {
   // Read and modified, because the look at the flag must not come before what was read: release
   // does that. (The thread sanitizer does not know fences.)
   if (slot(peer).withdrawn.fetch_add(0, std::memory_order_acq_rel) == 0) return Status::success();

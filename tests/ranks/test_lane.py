@@ -6,7 +6,10 @@ The test kit observes the default group, which closes its lane; groups made here
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
+from datetime import timedelta
 
 import pytest
 import torch
@@ -48,6 +51,13 @@ def test_every_operation_has_it_with_the_same_result() -> None:
     part = torch.empty(2)
     assert lane.reduce_scatter_single(part, mine, dist.ReduceOp.SUM)
     assert torch.equal(part, total.view(size, 2)[rank])
+    reduced = torch.empty(rank + 1)
+    uneven = [torch.full((r + 1,), float(rank)) for r in range(size)]
+    assert lane.reduce_scatter(reduced, uneven, dist.ReduceOp.SUM)
+    assert torch.equal(reduced, torch.full((rank + 1,), float(sum(range(size)))))
+    received = [torch.empty(rank + 1) for _ in range(size)]
+    assert lane.all_to_all(received, uneven)
+    assert [other.tolist() for other in received] == [[float(r)] * (rank + 1) for r in range(size)]
     swapped = torch.empty(size * 2)
     assert lane.all_to_all_single(swapped, mine)
     assert torch.equal(swapped, torch.cat([other.view(size, 2)[rank] for other in everyone]))
@@ -88,6 +98,12 @@ def test_other_tensors_take_the_ordinary_way() -> None:
     assert not lane.all_gather([one], one)
     assert not lane.all_gather([one, torch.ones(2, 2)], one)
     assert not lane.all_gather([one, None], one)
+    assert not lane.reduce_scatter(one, [torch.ones(3), torch.ones(3)], op)
+    assert not lane.reduce_scatter(one, [one, one.double()], op)
+    assert not lane.reduce_scatter(one, (one, one), op)
+    assert not lane.all_to_all([one, one], [one, one.double()])
+    assert not lane.all_to_all([one, torch.ones(0)], [one, one])
+    assert not lane.all_to_all([one, one], [])
     assert not lane.gather(one, [one, one] if group.rank() == 1 else None, 0)
     assert torch.equal(one, torch.ones(4))
     group.barrier()  # nothing of all this was sent
@@ -119,6 +135,24 @@ def test_errors_are_those_of_the_ordinary_way() -> None:
     assert group._lane is CLOSED_LANE
     with pytest.raises(dist.UsageError, match="destroyed"):
         group.all_reduce(torch.ones(2))
+
+
+@pytest.mark.ranks(2)
+def test_other_threads_go_on_while_a_call_waits() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=20))
+
+    def let_the_other_go() -> None:
+        time.sleep(0.1)  # the call waits by then
+        dist.send(torch.ones(1), 1)
+
+    thread = threading.Thread(target=let_the_other_go)
+    if group.rank() == 0:
+        thread.start()
+    else:
+        dist.recv(torch.ones(1), 0)
+    assert group._lane.barrier()
+    if group.rank() == 0:
+        thread.join()
 
 
 @pytest.mark.ranks(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -36,39 +37,73 @@ def test_shared_tensors_give_the_same_bits_as_private_ones() -> None:
             assert torch.equal(part[: count // 3], values[: count // 3])
 
 
+# Each gets this rank's tensor, one like it for every rank, and what makes an output of that kind,
+# and returns what it filled.
+Make = Callable[[torch.Tensor], torch.Tensor]
+Tensors = list[torch.Tensor]
+
+
+def _broadcast(mine: torch.Tensor, _pieces: Tensors, _make: Make) -> Tensors:
+    dist.broadcast(mine, 1)
+    return [mine]
+
+
+def _reduce(mine: torch.Tensor, _pieces: Tensors, _make: Make) -> Tensors:
+    dist.reduce(mine, 1)
+    return [mine]
+
+
+def _all_gather(mine: torch.Tensor, pieces: Tensors, make: Make) -> Tensors:
+    outputs = [make(piece) for piece in pieces]
+    dist.all_gather(outputs, mine)
+    return outputs
+
+
+def _gather(mine: torch.Tensor, pieces: Tensors, make: Make) -> Tensors:
+    outputs = [make(piece) for piece in pieces] if dist.get_rank() == 1 else None
+    dist.gather(mine, outputs, 1)
+    return outputs or []
+
+
+def _scatter(mine: torch.Tensor, pieces: Tensors, make: Make) -> Tensors:
+    output = make(mine)
+    dist.scatter(output, pieces if dist.get_rank() == 1 else None, 1)
+    return [output]
+
+
+def _reduce_scatter(mine: torch.Tensor, pieces: Tensors, make: Make) -> Tensors:
+    output = make(mine)
+    dist.reduce_scatter(output, pieces)
+    return [output]
+
+
+def _all_to_all(_mine: torch.Tensor, pieces: Tensors, make: Make) -> Tensors:
+    outputs = [make(piece) for piece in pieces]
+    dist.all_to_all(outputs, pieces)
+    return outputs
+
+
+COLLECTIVES = (_broadcast, _reduce, _all_gather, _gather, _scatter, _reduce_scatter, _all_to_all)
+
+
 @RANKS
-def test_every_collective_takes_shared_tensors() -> None:
+def test_every_collective_gives_the_same_with_shared_tensors() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    values = torch.arange(size * 30_000, dtype=torch.float32) + rank
-    everyone = [torch.arange(size * 30_000, dtype=torch.float32) + r for r in range(size)]
-    mine = dist.shared_like(values)
-    sent = dist.shared_like(values)
-    dist.broadcast(sent, 1)
-    assert torch.equal(sent, everyone[1])
-    whole = dist.shared_empty(size * values.numel())
-    dist.all_gather_single(whole, mine)
-    assert torch.equal(whole, torch.cat(everyone))
-    gathered = [dist.shared_empty(values.numel()) for _ in range(size)]
-    dist.all_gather(gathered, mine)
-    assert torch.equal(torch.cat(gathered), whole)
-    part = dist.shared_empty(30_000)
-    dist.reduce_scatter_single(part, mine)
-    total = torch.stack(everyone).sum(0)
-    assert torch.equal(part, total.view(size, -1)[rank])
-    reduced = dist.shared_like(values)
-    dist.reduce(reduced, 0)
-    assert torch.equal(reduced, total if rank == 0 else values)
-    swapped = dist.shared_empty(values.numel())
-    dist.all_to_all_single(swapped, mine)
-    assert torch.equal(
-        swapped.view(size, -1), torch.stack([e.view(size, -1)[rank] for e in everyone])
-    )
-    at_root = [dist.shared_empty(values.numel()) for _ in range(size)] if rank == 0 else None
-    dist.gather(mine, at_root, 0)
-    got = dist.shared_empty(values.numel())
-    dist.scatter(got, at_root, 0)
-    assert torch.equal(got, values)
-    assert torch.equal(mine, values)
+
+    def run(collective: Callable[..., Tensors], count: int, make: Make) -> tuple[Tensors, Tensors]:
+        generator = torch.Generator().manual_seed(rank)
+        inputs = [make(torch.rand(count, generator=generator)) for _ in range(size + 1)]
+        return collective(inputs[0], inputs[1:], make), inputs
+
+    # Staged in one round, where they are or in many rounds.
+    for count in (100, 20_000, 300_001):
+        for collective in COLLECTIVES:
+            expected, untouched = run(collective, count, torch.clone)
+            for sharing in (range(size), [1], [0]):
+                make = dist.shared_like if rank in sharing else torch.clone
+                results, inputs = run(collective, count, make)
+                for wanted, result in zip(expected + untouched, results + inputs, strict=True):
+                    assert torch.equal(wanted, result), (collective.__name__, count, sharing)
 
 
 @pytest.mark.ranks(3)

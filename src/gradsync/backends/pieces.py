@@ -1,4 +1,4 @@
-"""From calls that move a piece per rank to the native session's arguments."""
+"""From calls to the native session's arguments: a row for each operation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from gradsync import _native
 from gradsync.backends.call import Buffer, Call
 from gradsync.backends.ops import (
     ALL_GATHER,
+    ALL_REDUCE,
     ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
     GATHER,
     REDUCE,
     REDUCE_SCATTER,
@@ -16,11 +19,11 @@ from gradsync.backends.ops import (
 )
 from gradsync.errors import BackendUnavailable
 
-__all__ = ["run_pieces"]
+__all__ = ["run_call"]
 
 
-def run_pieces(session: _native.Session, call: Call) -> _native.Pending | None:
-    """Carry out a call of one of the operations below, or hand it in."""
+def run_call(session: _native.Session, call: Call) -> _native.Pending | None:
+    """Carry out a call and return None, or hand it in when it is asynchronous."""
     run = _RUN.get(call.op.number)
     if run is None:
         raise BackendUnavailable(f"the shared-memory backend has no {call.op.name}")
@@ -33,6 +36,20 @@ def _addresses(buffers: tuple[Buffer, ...]) -> list[int]:
 
 def _counts(buffers: tuple[Buffer, ...]) -> list[int]:
     return [buffer.numel for buffer in buffers]
+
+
+def _barrier(session: _native.Session, call: Call) -> _native.Pending | None:
+    return session.barrier(call.timeout_s, call.asynchronous)
+
+
+def _broadcast(session: _native.Session, call: Call) -> _native.Pending | None:
+    address, count, dtype, _ = call.buffer
+    return session.broadcast(address, count, dtype, call.root, call.timeout_s, call.asynchronous)
+
+
+def _all_reduce(session: _native.Session, call: Call) -> _native.Pending | None:
+    address, count, dtype, _ = call.buffer
+    return session.all_reduce(address, count, dtype, call.reduce, call.timeout_s, call.asynchronous)
 
 
 def _reduce(session: _native.Session, call: Call) -> _native.Pending | None:
@@ -94,6 +111,9 @@ def _all_to_all(session: _native.Session, call: Call) -> _native.Pending | None:
 
 
 _RUN: dict[int, Callable[[_native.Session, Call], _native.Pending | None]] = {
+    BARRIER.number: _barrier,
+    BROADCAST.number: _broadcast,
+    ALL_REDUCE.number: _all_reduce,
     REDUCE.number: _reduce,
     ALL_GATHER.number: _all_gather,
     GATHER.number: _gather,

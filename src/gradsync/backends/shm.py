@@ -18,9 +18,9 @@ from gradsync import _native
 from gradsync.backends.backend import Bootstrap
 from gradsync.backends.board import ShmBoard
 from gradsync.backends.call import NO_BUFFER, Buffer, Call
-from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST, FINISH_BUCKETS
+from gradsync.backends.ops import FINISH_BUCKETS
 from gradsync.backends.pending import PendingWork
-from gradsync.backends.pieces import run_pieces
+from gradsync.backends.pieces import run_call
 from gradsync.backends.transfers import run_transfer
 from gradsync.backends.translate import (
     RankState,
@@ -104,38 +104,13 @@ class ShmBackend:
             return run_transfer(self._session, call)
         if self._broken is not None:
             raise copy.copy(self._broken)
-        op, buffer, timeout_s = call.op, call.buffer, call.timeout_s
-        if call.asynchronous:
-            return self._start(call)
         try:
-            if op is ALL_REDUCE:
-                self._session.all_reduce(
-                    buffer.address, buffer.numel, buffer.dtype, call.reduce, timeout_s
-                )
-            elif op is BROADCAST:
-                self._session.broadcast(
-                    buffer.address, buffer.numel, buffer.dtype, call.root, timeout_s
-                )
-            elif op is BARRIER:
-                self._session.barrier(timeout_s)
-            else:
-                run_pieces(self._session, call)
+            pending = run_call(self._session, call)
         except _native.StatusError as error:
             raise self._failure(error, call) from None
-        return _DONE
+        return _DONE if pending is None else self._started(pending, call)
 
-    def _start(self, call: Call) -> Work:
-        session, (address, count, dtype, _) = self._session, call.buffer
-        pending: _native.Pending | None
-        if call.op is ALL_REDUCE:
-            pending = session.all_reduce(address, count, dtype, call.reduce, call.timeout_s, True)
-        elif call.op is BROADCAST:
-            pending = session.broadcast(address, count, dtype, call.root, call.timeout_s, True)
-        elif call.op is BARRIER:
-            pending = session.barrier(call.timeout_s, True)
-        else:
-            pending = run_pieces(session, call)
-        assert pending is not None
+    def _started(self, pending: _native.Pending, call: Call) -> Work:
         in_flight = self._in_flight
         while in_flight and in_flight[0][0].done():
             in_flight.popleft()

@@ -16,7 +16,7 @@ from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.reductions import Reduction
-from gradsync.group.world import is_non_member, resolve
+from gradsync.group.world import default_group, is_non_member, resolve
 
 __all__ = [
     "all_gather",
@@ -42,7 +42,9 @@ Group = ProcessGroup | int | None
 
 def member_group(name: str, group: Group) -> ProcessGroup | None:
     """Return the group to work on, or None, with a warning, when the caller is not in it."""
-    if group is None or not is_non_member(group):
+    if group is None:
+        return default_group() or resolve(None)
+    if not is_non_member(group):
         return resolve(group)
     warnings.warn(
         f"{name} was called on a group that this rank does not belong to; nothing was done",

@@ -37,6 +37,8 @@ class Exchanging(Caller):
 
         Shapes are free, as long as each rank expects as many elements as are sent to it.
         """
+        if timeout is None and self._lane.all_to_all(outputs, inputs):
+            return
         self._carry_out(self._all_to_all(outputs, inputs, timeout))
 
     def all_to_all_async(

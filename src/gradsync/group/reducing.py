@@ -78,6 +78,8 @@ class Reducing(Caller):
         They may differ in shape from each other, but not from rank to rank. ``output`` may be this
         rank's own entry of ``inputs``; the inputs are not written to otherwise.
         """
+        if timeout is None and self._lane.reduce_scatter(output, inputs, op):
+            return
         self._carry_out(self._reduce_scatter(output, inputs, op, timeout))
 
     def reduce_scatter_async(
