@@ -202,8 +202,9 @@ Status Mailbox::wait_here(Request& request, Deadline until) {
     const std::uint32_t seen = bell_->rings.load(std::memory_order_acquire);
     const bool moved = advance(1);
     if (request.done()) return Status::success();
+    const bool news = moved || spin(seen, request);
     // Others' traffic must not keep us from looking at the clock.
-    if ((moved || spin(seen, request)) && round % 64 != 0) continue;
+    if (news && round % 64 != 0) continue;
     if (interrupted()) return interrupted_status();
     std::vector<RequestPtr> ended;
     {
@@ -214,6 +215,8 @@ Status Mailbox::wait_here(Request& request, Deadline until) {
     tell(ended, 1);
     if (request.done()) return Status::success();
     if (until.expired()) return Status::error(Code::timeout, "the request is not over yet");
+    // Whoever has moved something may be able to move more, and nobody rings for that.
+    if (news) continue;
     const std::int64_t most = request.transfer().deadline.remaining_ns(look_around_ns);
     sleep(seen, until.remaining_ns(most));
   }
