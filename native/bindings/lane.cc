@@ -302,16 +302,20 @@ class Lane {
     if (!open() || !reader_.read(tensor, plain)) return not_carried_out;
     if ((is_send || !other.is_none()) && !read_root(other, peer)) return not_carried_out;
     if (peer == session_->rank() || !read_number(tag, INT_MAX, number)) return not_carried_out;
+    Transfer what{.is_send = is_send,
+                  .peer = peer,
+                  .tag = number,
+                  .data = plain.data,
+                  .extent = {plain.count, plain.dtype},
+                  .deadline = {},
+                  .owner = nullptr,
+                  .site = nullptr};
     int source = any_source;
+    // Letting go of the GIL and taking it back would cost more than a small message.
+    if (session_->mail().run_now(what, source)) return source;
     run_released([&] {
-      return session_->mail().run({is_send,
-                                   peer,
-                                   number,
-                                   plain.data,
-                                   {plain.count, plain.dtype},
-                                   Deadline::after(timeout_s_),
-                                   nullptr},
-                                  source);
+      what.deadline = Deadline::after(timeout_s_);
+      return session_->mail().run(std::move(what), source);
     });
     return source;
   }

@@ -24,6 +24,7 @@ Transfer transfer(bool is_send, std::uintptr_t address, std::size_t count, int d
           at(address),
           {count, checked<Dtype>(dtype, "dtype")},
           Deadline::after(timeout_s),
+          nullptr,
           nullptr};
 }
 
@@ -41,6 +42,7 @@ Posted post(Session& self, std::uintptr_t address, std::size_t count, int dtype,
             std::int64_t tag, double timeout_s, nb::object owner) {
   Transfer what = transfer(is_send, address, count, dtype, peer, tag, timeout_s);
   what.owner = keep_alive(std::move(owner));
+  what.site = capture_site();
   Posted posted{&self, nullptr};
   run_released([&] { return self.mail().post(std::move(what), posted.request); });
   return posted;
@@ -73,6 +75,7 @@ void bind_mail(nb::module_& module, nb::class_<Session>& session) {
       .def("done", &done)
       .def("wait", &wait, nb::arg("timeout_s"))
       .def("source", [](const Posted& self) { return self.request->source(); })
+      .def("site", [](const Posted& self) { return self.request->transfer().site->text(); })
       .def(
           "on_done",
           [](const Posted& self, nb::callable function) {

@@ -44,6 +44,30 @@ void Inbox::post(const RequestPtr& request) {
   bind(message, request);
 }
 
+Inbox::Found Inbox::take_at_once(const Transfer& wanted) {
+  Line& line = lines_[static_cast<std::size_t>(wanted.peer)];
+  if (line.current || line.closed || !line.refusals.empty() || !posted_.empty() ||
+      !unexpected_.empty()) {
+    return Found::other;
+  }
+  const std::size_t available = line.ring.available();
+  if (available == 0) return Found::nothing;
+  const std::uint64_t start = line.ring.position();
+  MessageHeader header;
+  line.ring.read(&header, sizeof(header));
+  const std::uint64_t end = line.ring.position() + padded(header.bytes);
+  if (header.tag != wanted.tag || header.extent != wanted.extent.pack() ||
+      available < end - start || end - start > line.capacity ||
+      line.ring.words().given_up.load(std::memory_order_relaxed) == header.sequence) {
+    line.ring.skip_to(start);
+    return Found::other;
+  }
+  line.ring.read(wanted.data, header.bytes);
+  line.ring.skip_to(end);
+  line.ring.release();
+  return Found::taken;
+}
+
 void Inbox::hand_over(const RequestPtr& send) {
   const Transfer& given = send->transfer();
   const auto message = std::make_shared<Message>();

@@ -35,6 +35,11 @@ class Inbox {
   void post(const RequestPtr& request);
   // Takes a send to ourselves.
   void hand_over(const RequestPtr& send);
+  // For a receive that needs no request: takes its message if that is the next of its sender, small
+  // and here as a whole.
+  enum class Found : std::uint8_t { nothing, taken, other };
+  Found take_at_once(const Transfer& wanted);
+  const RingReader& ring(int source) const { return lines_[static_cast<std::size_t>(source)].ring; }
   // Moves what can be moved; returns whether anything was. `eagerly`: also what nobody waits for.
   bool pull(bool eagerly);
   bool pull_from(int source, bool eagerly);

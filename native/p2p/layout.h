@@ -30,11 +30,13 @@ struct RingWords {
   std::atomic<std::uint32_t> wants_room{0};    // it waits; the receiver clears this and rings
   // Written by the receiver.
   alignas(cache_line) std::atomic<std::uint64_t> tail{0};
-  std::atomic<std::uint64_t> refused{0};  // the message that did not fit; set after the four below
+  // Written by the receiver too, but seldom: the sender looks here before each message, and would
+  // have to fetch a line that changes with each.
+  alignas(cache_line) std::atomic<std::uint64_t> refused{0};  // the message that did not fit; set
+                                                              // after the three below
   std::atomic<std::uint64_t> refused_tag{0};
   std::atomic<std::uint64_t> sent{0};      // what was sent and what was expected, as packed by
   std::atomic<std::uint64_t> expected{0};  // Extent::pack()
-  std::atomic<std::uint64_t> pad{0};
 };
 
 // What stands in a ring before the bytes of a message. Messages begin at multiples of its size, so
@@ -46,7 +48,7 @@ struct MessageHeader {
   std::uint64_t sequence = 0;  // number of the message in its ring, from 1
 };
 static_assert(sizeof(MessageHeader) == 32);
-static_assert(sizeof(RingWords) == 2 * cache_line);
+static_assert(sizeof(RingWords) == 3 * cache_line);
 
 // 64 KiB let sender and receiver work on different halves in the second-level cache. In large
 // groups a rank's rings share 1 MiB, so that with the staging space it stays below 4 MB.

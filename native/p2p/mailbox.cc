@@ -1,23 +1,18 @@
 #include "p2p/mailbox.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <new>
 #include <utility>
 
 #include "common/interrupt.h"
+#include "common/site.h"
 #include "sync/futex.h"
-#include "sync/pause.h"
 
 namespace gradsync {
 namespace {
 
 // As in Team::wait_for: how often a sleeper looks whether its peers are still there.
 constexpr std::int64_t look_around_ns = 25'000'000;
-
-constexpr int least_spins = 50, most_spins = 100'000;
-constexpr std::chrono::microseconds long_yield{20};
 
 std::vector<Outbox::Outlet> outlets(const std::shared_ptr<Segment>& segment, std::size_t offset,
                                     int rank, int ranks) {
@@ -133,7 +128,7 @@ Status Mailbox::post(Transfer transfer, RequestPtr& out) {
 
 Status Mailbox::run(Transfer transfer, int& source) {
   Status status = check(transfer);
-  if (!status.ok()) return status;
+  if (!status.ok() || run_at_once(transfer, source)) return status;
   const RequestPtr request = std::make_shared<Request>(std::move(transfer));
   std::vector<RequestPtr> ended;
   {
@@ -192,18 +187,26 @@ Status Mailbox::wait(Request& request, Deadline until) {
   // Both words are changed by read-modify-write operations on either side, see tell().
   waiters_.fetch_add(1, std::memory_order_acq_rel);
   waits_.fetch_add(1, std::memory_order_relaxed);
+  const Site* const site = request.transfer().site.get();
+  const AskedAt here(site != nullptr ? site : asked_at);
   const Status status = wait_here(request, until);
   waiters_.fetch_sub(1, std::memory_order_acq_rel);
   return status;
 }
 
 Status Mailbox::wait_here(Request& request, Deadline until) {
+  LongLook look;
   for (int round = 1;; ++round) {
     const std::uint32_t seen = bell_->rings.load(std::memory_order_acquire);
     const bool moved = advance(1);
     if (request.done()) return Status::success();
+    if (moved) look.since.reset();  // slow is not late
+    const auto has_rung = [&] {
+      return bell_->rings.load(std::memory_order_acquire) != seen || request.done();
+    };
+    const bool news = moved || perseverance_.spin(team_.patience(), has_rung);
     // Others' traffic must not keep us from looking at the clock.
-    if ((moved || spin(seen, request)) && round % 64 != 0) continue;
+    if (news && round % 64 != 0) continue;
     if (interrupted()) return interrupted_status();
     std::vector<RequestPtr> ended;
     {
@@ -214,34 +217,12 @@ Status Mailbox::wait_here(Request& request, Deadline until) {
     tell(ended, 1);
     if (request.done()) return Status::success();
     if (until.expired()) return Status::error(Code::timeout, "the request is not over yet");
+    // Whoever has moved something may be able to move more, and nobody rings for that.
+    if (news) continue;
+    wait_goes_on(request, look);
     const std::int64_t most = request.transfer().deadline.remaining_ns(look_around_ns);
     sleep(seen, until.remaining_ns(most));
   }
-}
-
-bool Mailbox::spin(std::uint32_t seen, const Request& request) {
-  const auto news = [&] {
-    return bell_->rings.load(std::memory_order_acquire) != seen || request.done();
-  };
-  const Patience patience = team_.patience();
-  // Less and less while it is in vain: on a core that others want too, whoever sleeps is woken
-  // sooner than whoever has used up its share by spinning.
-  const int spins = std::min(patience.spins, spins_.load(std::memory_order_relaxed));
-  for (int i = 0; i < spins; ++i) {
-    if (news()) {
-      spins_.store(std::min(2 * spins + least_spins, most_spins), std::memory_order_relaxed);
-      return true;
-    }
-    pause_briefly();
-  }
-  spins_.store(std::max(spins / 2, least_spins), std::memory_order_relaxed);
-  for (int i = 0; i < patience.yields; ++i) {
-    if (news()) return true;
-    const auto start = Deadline::Clock::now();
-    ::sched_yield();
-    if (Deadline::Clock::now() - start > long_yield) break;  // somebody else wants the core
-  }
-  return news();
 }
 
 void Mailbox::sleep(std::uint32_t seen, std::int64_t most_ns) {
@@ -347,21 +328,6 @@ void Mailbox::end_hopeless_receives() {
         transfer.peer == any_source ? hopeless : lost_[static_cast<std::size_t>(transfer.peer)];
     if (!why.ok()) cancel(request, why);
   }
-}
-
-Status Mailbox::late(const Request& request) const {
-  const Transfer& transfer = request.transfer();
-  std::vector<int> missing;
-  for (int peer = 0; peer < team_.size(); ++peer) {
-    const bool meant = transfer.peer == any_source ? peer != team_.rank() : peer == transfer.peer;
-    if (meant && lost_[static_cast<std::size_t>(peer)].ok()) missing.push_back(peer);
-  }
-  const std::string text = transfer.is_send
-                               ? std::to_string(request.written) + " of " +
-                                     std::to_string(transfer.extent.bytes()) +
-                                     " bytes could be written; the receiver takes nothing"
-                               : "no such message came" + inbox_.others_waiting(transfer.peer);
-  return Status::error(Code::timeout, text, std::move(missing));
 }
 
 }  // namespace gradsync

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "p2p/inbox.h"
 #include "p2p/outbox.h"
 #include "p2p/request.h"
+#include "p2p/spinning.h"
 #include "sync/team.h"
 
 namespace gradsync {
@@ -35,6 +37,9 @@ class Mailbox {
 
   // Posts a request and returns; its own failure is found in it later, a caller's mistake at once.
   Status post(Transfer transfer, RequestPtr& out);
+  // Sends or receives a small message if that can be done without waiting and nothing is in the
+  // way; false: nothing was done, and run() shall do it. Needs no deadline.
+  bool run_now(const Transfer& transfer, int& source);
   // Posts a request and waits for its end. A send is over when all of it is in the ring.
   Status run(Transfer transfer, int& source);
   // Waits until a request is over: ok, timeout or interrupted say what became of the wait.
@@ -61,13 +66,22 @@ class Mailbox {
   std::vector<RequestPtr> take_ended();
   Status late(const Request& request) const;
 
+  // Small messages without a request: p2p/at_once.cc.
+  bool run_at_once(const Transfer& transfer, int& source);
+  Inbox::Found try_at_once(const Transfer& transfer);
+
   // `waiting`: how many of the waiters the caller is.
   bool advance(int waiting);
   // Without the lock: runs callbacks, and wakes threads whose requests were ended by this one.
   void tell(const std::vector<RequestPtr>& ended, int waiting);
   Status wait_here(Request& request, Deadline until);
-  // Returns whether there may be news.
-  bool spin(std::uint32_t seen, const Request& request);
+  // A wait that sleeps: since when nothing moves, and whether that was said.
+  struct LongLook {
+    std::optional<Deadline::Clock::time_point> since;
+    bool told = false;
+  };
+  // Says once who waits for whom: p2p/late.cc.
+  void wait_goes_on(const Request& request, LongLook& look) const;
   void sleep(std::uint32_t seen, std::int64_t most_ns);
 
   // The worker: p2p/worker.cc.
@@ -92,7 +106,7 @@ class Mailbox {
 
   std::atomic<std::size_t> unfinished_{0};
   std::atomic<int> waiters_{0};
-  std::atomic<int> spins_{2000};         // that seem worth while
+  Perseverance perseverance_;
   std::atomic<std::uint64_t> waits_{0};  // begun so far
   std::atomic<bool> stopping_{false};
   std::atomic<bool> resting_{false};  // the worker sleeps on the word below

@@ -49,6 +49,30 @@ Status Outbox::post(const RequestPtr& request) {
   return Status::success();
 }
 
+bool Outbox::send_at_once(const Transfer& transfer) {
+  Line& line = lines_[static_cast<std::size_t>(transfer.peer)];
+  const std::size_t bytes = transfer.extent.bytes();
+  if (line.reserve || !line.queue.empty() || line.resume_at != 0 || bytes > line.capacity / 4 ||
+      has_complaint(transfer.peer) || !line.ring.has_room(sizeof(MessageHeader) + padded(bytes))) {
+    return false;
+  }
+  const MessageHeader header{transfer.tag, transfer.extent.pack(), bytes, ++line.messages};
+  line.ring.write(&header, sizeof(header));
+  const std::uint64_t end = line.ring.position() + padded(bytes);
+  line.ring.write(transfer.data, bytes);
+  line.ring.skip_to(end);
+  line.ring.publish();
+  ring_doorbell(*line.receiver);
+  return true;
+}
+
+bool Outbox::has_complaint(int peer) const {
+  const Line& line = lines_[static_cast<std::size_t>(peer)];
+  const RingWords& words = line.ring.words();
+  return line.complaint || words.refused.load(std::memory_order_acquire) !=
+                               words.acknowledged.load(std::memory_order_relaxed);
+}
+
 bool Outbox::push() {
   bool moved = false;
   if (unfinished_ == 0) return moved;
@@ -76,12 +100,10 @@ bool Outbox::begin(Line& line, Request& request) {
   RingWriter& ring = line.ring;
   // What was given up stands in one word: the next message waits until the receiver has seen it.
   if (line.resume_at != 0) {
-    if (!ring.read_up_to(line.resume_at) && ring.room_or_ask(line.capacity) < line.capacity) {
-      return false;
-    }
+    if (!ring.read_up_to(line.resume_at) && !ring.has_room_or_ask(line.capacity)) return false;
     line.resume_at = 0;
   }
-  if (ring.room_or_ask(sizeof(MessageHeader)) < sizeof(MessageHeader)) return false;
+  if (!ring.has_room_or_ask(sizeof(MessageHeader))) return false;
   const Transfer& transfer = request.transfer();
   request.sequence = ++line.messages;
   request.end = ring.position() + sizeof(MessageHeader) + padded(transfer.extent.bytes());
@@ -100,7 +122,7 @@ bool Outbox::stream(Line& line, Request& request) {
   while (request.written < stop) {
     const std::size_t rest = total - request.written;
     const std::size_t least = std::min<std::size_t>(padded(rest), piece);
-    if (line.ring.room_or_ask(least) < least) break;
+    if (!line.ring.has_room_or_ask(least)) break;
     line.ring.write(request.transfer().data + request.written, std::min(rest, piece));
     request.written += std::min(rest, piece);
     // The padding is published with the last byte.

@@ -29,6 +29,10 @@ class Outbox {
   Status complaint(int peer);
   // Takes a request. Small ones are written, and over, at once when nothing is before them.
   Status post(const RequestPtr& request);
+  // Writes a small message that needs no request: nothing is before it and there is room.
+  bool send_at_once(const Transfer& transfer);
+  // Whether complaint() may have something to say.
+  bool has_complaint(int peer) const;
   // Moves what can be moved; returns whether anything was.
   bool push();
   // Ends one request, or all to a peer, for the reason given.

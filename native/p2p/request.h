@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/deadline.h"
+#include "common/site.h"
 #include "common/status.h"
 #include "p2p/extent.h"
 
@@ -29,6 +30,7 @@ struct Transfer {
   Extent extent;
   Deadline deadline;
   std::shared_ptr<void> owner;
+  std::shared_ptr<const Site> site;  // the line that asked for it; none: that of whoever waits
 
   // "send(float32[10], 40 bytes; tag 3) to rank 1"
   std::string text() const {

@@ -30,14 +30,20 @@ class RingWriter {
   RingWords& words() const { return *words_; }
   std::uint64_t position() const { return head_; }
 
-  // Bytes that may be written. A receiver that refused the present message is ahead of us.
-  std::size_t room() const { return room_at(words_->tail.load(std::memory_order_acquire)); }
-  // As above, but when there is less than `least` the receiver will ring when there is more.
-  std::size_t room_or_ask(std::size_t least) {
-    if (const std::size_t free = room(); free >= least) return free;
+  // Whether so many bytes may be written. The receiver's word, which changes with every message,
+  // is looked at only when the room that was there last time is used up.
+  bool has_room(std::size_t bytes) {
+    if (room() >= bytes) return true;
+    tail_ = words_->tail.load(std::memory_order_acquire);
+    return room() >= bytes;
+  }
+  // As above, but when there is less the receiver will ring when there is more.
+  bool has_room_or_ask(std::size_t bytes) {
+    if (has_room(bytes)) return true;
     // Dekker with RingReader::release(): one of the two sees the other's store.
     words_->wants_room.store(1, std::memory_order_seq_cst);
-    return room_at(words_->tail.load(std::memory_order_seq_cst));
+    tail_ = words_->tail.load(std::memory_order_seq_cst);
+    return room() >= bytes;
   }
   bool read_up_to(std::uint64_t position) const {
     return words_->tail.load(std::memory_order_acquire) >= position;
@@ -56,8 +62,9 @@ class RingWriter {
   void publish() { words_->head.store(head_, std::memory_order_release); }
 
  private:
-  std::size_t room_at(std::uint64_t tail) const {
-    const auto used = static_cast<std::int64_t>(head_ - tail);
+  // A receiver that refused the present message is ahead of us.
+  std::size_t room() const {
+    const auto used = static_cast<std::int64_t>(head_ - tail_);
     return used >= static_cast<std::int64_t>(capacity_)
                ? 0
                : static_cast<std::size_t>(static_cast<std::int64_t>(capacity_) - used);
@@ -67,6 +74,7 @@ class RingWriter {
   std::byte* data_ = nullptr;
   std::size_t capacity_ = 0;
   std::uint64_t head_ = 0;
+  std::uint64_t tail_ = 0;  // as seen last
 };
 
 class RingReader {
@@ -82,6 +90,11 @@ class RingReader {
     const auto bytes =
         static_cast<std::int64_t>(words_->head.load(std::memory_order_acquire) - tail_);
     return bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
+  }
+  // Without the lock: whether something may have come.
+  bool has_news() const {
+    return words_->head.load(std::memory_order_acquire) !=
+           words_->tail.load(std::memory_order_relaxed);
   }
   void read(void* to, std::size_t bytes) {
     auto* bytes_to = static_cast<std::byte*>(to);

@@ -49,7 +49,8 @@ struct LongWait {
   Announcement call;  // the one that waits
   std::vector<int> missing;
   double seconds;
-  std::string site;  // the line that asked for the call
+  std::string site;       // the line that asked for the call
+  std::string message{};  // the send or receive that waits, if it is not a call
 };
 
 // Told once of a wait that has taken `late_after_ns` (0: never); set by the embedding language.

@@ -22,6 +22,7 @@ inline Transfer transfer(bool is_send, int peer, std::int64_t tag, Floats& value
           reinterpret_cast<std::byte*>(values.data()),
           {values.size(), Dtype::f32},
           Deadline::after(timeout_s),
+          nullptr,
           nullptr};
 }
 

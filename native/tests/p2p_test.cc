@@ -136,6 +136,50 @@ TEST(many_threads_of_each_rank) {
   });
 }
 
+TEST(small_messages_go_at_once_and_overtake_nobody) {
+  run_threads(2, [](Session& session) {
+    const auto meet = [&] { CHECK_OK(session.barrier(Deadline::after(30))); };
+    const auto now = [&](bool is_send, int tag, Floats& values) {
+      int source = -1;
+      return session.mail().run_now(transfer(is_send, 1 - session.rank(), tag, values), source) &&
+             source == 1 - session.rank();
+    };
+    Floats one = pattern(4, 1), two = pattern(4, 2), large = pattern(4096, 3), values(4), other(4);
+    if (session.rank() == 0) {
+      CHECK_OK(send(session, 1, 0, one));  // the first one gets the ring's memory
+      // Unless it is time to look whether the receiver is still there.
+      if (!now(true, 0, two)) CHECK_OK(send(session, 1, 0, two));
+      CHECK(!now(true, 0, large));
+      meet();
+      meet();
+      for (Floats* next : {&one, &two}) CHECK_OK(send(session, 1, 0, *next));
+      meet();
+      CHECK_OK(send(session, 1, 8, one));
+      CHECK_OK(send(session, 1, 9, two));
+      meet();
+      return;
+    }
+    meet();
+    CHECK(!now(false, 1, values));  // another tag
+    for (const Floats& expected : {one, two}) {
+      CHECK(now(false, 0, values));
+      CHECK(values == expected);
+    }
+    CHECK(!now(false, 0, values));  // there is no more
+    const RequestPtr before = post(session, false, 0, 0, other);
+    meet();
+    meet();
+    CHECK_OK(receive(session, 0, 0, values));  // after the other's turn
+    CHECK_OK(finish(session, before));
+    CHECK(other == one && values == two);
+    meet();
+    CHECK_OK(receive(session, 0, 9, values));  // puts the one with tag 8 aside
+    CHECK(!now(false, 8, values));
+    CHECK_OK(receive(session, 0, 8, values));
+    CHECK(values == one);
+  });
+}
+
 TEST(what_does_not_fit_is_refused_on_both_sides) {
   for (const std::size_t count : {std::size_t{10}, std::size_t{500'000}}) {
     run_threads(2, [count](Session& session) {

@@ -2,7 +2,7 @@
 #include <chrono>
 
 #include "common/site.h"
-#include "tests/ranks.h"
+#include "tests/mail.h"
 
 using namespace gradsync;
 using namespace gradsync::testing;
@@ -103,6 +103,32 @@ TEST(long_wait_is_told_once_by_the_first_who_waits) {
   late_hook = nullptr;
   CHECK(told.load() == 1);
   CHECK(told_by.load() == 0);
+}
+
+TEST(long_wait_for_a_message_is_told_once_with_its_line) {
+  static std::string said;
+  told = 0;
+  late_after_ns = 50'000'000;
+  late_hook = [](const LongWait& wait) {
+    told.fetch_add(1);
+    said = wait.message + " at " + wait.site;
+  };
+  run_threads(2, [](Session& session) {
+    Floats values(10);
+    if (session.rank() == 1) {
+      ::usleep(400'000);
+      CHECK_OK(send(session, 0, 3, values));
+      return;
+    }
+    Transfer wanted = transfer(false, 1, 3, values);
+    wanted.site = std::make_shared<NamedSite>();  // whoever waits, this line asked for it
+    RequestPtr request;
+    CHECK_OK(session.mail().post(wanted, request));
+    CHECK_OK(finish(session, request));
+  });
+  late_hook = nullptr;
+  CHECK(told.load() == 1);
+  CHECK(said == "recv(float32[10], 40 bytes; tag 3) from rank 1 at line of rank 0");
 }
 
 TEST(stopped_process_is_said_to_be_stopped) {

@@ -102,6 +102,34 @@ def test_message_that_does_not_come_tells_where_its_sender_stands(rank, group):
     assert re.search(here, str(caught.value))
 
 
+@pytest.mark.ranks(2)
+def test_failed_messages_name_the_lines_that_asked(rank, group):
+    sub = dist.new_group([0, 1])  # nobody observes it, so calls take the lane
+    for where in (group, sub):
+        if rank == 1:
+            where.send(torch.ones(4), 0)
+            where.send_async(torch.ones(4), 0, tag=1)
+            where.barrier()
+            where.barrier()
+            continue
+        where.barrier()  # both are sent
+        ways = [
+            (lambda at: at.recv(torch.ones(3), 1), "now line"),  # now line
+            (lambda at: at.recv_async(torch.ones(3), 1, tag=1).wait(), "async"),  # async
+            (lambda at: at.recv(torch.ones(3), 1, tag=2, timeout=0.05), "vain line"),  # vain line
+        ]
+        for call, mark in ways:
+            kind = dist.CollectiveTimeout if mark == "vain line" else dist.MismatchError
+            with pytest.raises(kind) as caught:
+                call(where)
+            verb = "waits" if kind is dist.CollectiveTimeout else "asked for it"
+            mine = rf"rank 0 {verb} at \S*:{line_of(mark)} in <lambda>"
+            other = r"rank 1 stands at\n(    .*\n)*    \S*test_waits.py:\d+ in test_failed"
+            assert re.search(rf"{mine}\n  {other}", str(caught.value)), str(caught.value)
+        where.barrier()
+    dist.destroy_process_group(sub)
+
+
 @pytest.mark.ranks(2, timeout=30)
 @pytest.mark.parametrize("how", ["stopped", "holding"])
 def test_rank_that_cannot_answer_is_described_by_the_system(rank, group, how):
@@ -153,6 +181,27 @@ def test_long_wait_is_told_once(rank, world_size, store, monkeypatch, caplog):
         (line,) = told
         assert "ranks 0, 2 of group 'world' wait since 0 s in call #2 barrier() for rank 1" in line
         assert f":{line_of('told line')} in" in line
+    else:
+        assert told == []
+    dist.destroy_process_group()
+
+
+@pytest.mark.ranks(2, group=False)
+def test_long_wait_for_a_message_is_told_once(rank, world_size, store, monkeypatch, caplog):
+    monkeypatch.setenv("GRADSYNC_LATE_AFTER", "0.2")
+    dist.init_process_group(store=store, rank=rank, world_size=world_size)
+    dist.barrier()
+    caplog.clear()
+    if rank == 1:
+        time.sleep(0.6)
+        dist.send(torch.ones(3), 0, tag=5)
+    else:
+        dist.recv(torch.ones(3), 1, tag=5)  # told message
+    told = [record.getMessage() for record in caplog.records if record.name == "gradsync"]
+    if rank == 0:
+        (line,) = told
+        assert "rank 0 of group 'world' waits since 0 s in recv(float32[3], 12 by" in line
+        assert re.search(rf"from rank 1 \(rank 0 at \S*:{line_of('told message')} in test_", line)
     else:
         assert told == []
     dist.destroy_process_group()

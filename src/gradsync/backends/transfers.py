@@ -11,7 +11,7 @@ from gradsync.backends.call import Call
 from gradsync.backends.ops import SEND
 from gradsync.backends.pending import PendingWork
 from gradsync.backends.translate import rank_states, stands_at
-from gradsync.backends.waits import names
+from gradsync.backends.waits import names, present_site, short_path
 from gradsync.backends.work import DoneWork, Work
 from gradsync.base.dtypes import DTYPE_NAMES
 from gradsync.errors import (
@@ -51,12 +51,12 @@ def run_transfer(session: _native.Session, call: Call) -> Work:
             return _SENT
         return _received(session.recv(address, count, dtype, peer, tag, timeout_s))
     except _native.StatusError as error:
-        raise _failure(error, session, call) from None
+        raise _failure(error, session, call, present_site()) from None
 
 
 def explain_failure(error: _native.StatusError, backend: Backend, call: Call) -> DistError:
     """Return the exception for a message that a lane could not send or receive."""
-    return _failure(error, backend.session, call)  # type: ignore[attr-defined]
+    return _failure(error, backend.session, call, present_site())  # type: ignore[attr-defined]
 
 
 class ReceivedWork(DoneWork):
@@ -84,7 +84,7 @@ class PostedWork(PendingWork):
 
     def __init__(self, request: _native.Request, call: Call, session: _native.Session) -> None:
         def explain(error: _native.StatusError, call: Call) -> DistError:
-            return _failure(error, session, call)
+            return _failure(error, session, call, short_path(request.site()))
 
         super().__init__(request, call, explain)
         self._request = request
@@ -98,8 +98,13 @@ class PostedWork(PendingWork):
         return self._request.source()
 
 
-def _failure(error: _native.StatusError, session: _native.Session, call: Call) -> DistError:
-    """Return the exception for a message that could not be sent or received."""
+def _failure(
+    error: _native.StatusError, session: _native.Session, call: Call, site: str
+) -> DistError:
+    """Return the exception for a message that could not be sent or received.
+
+    ``site`` is the line that asked for it.
+    """
     code, detail, ranks = error.args
     buffer, op = call.buffer, call.op.name
     other = "any rank" if call.peer < 0 else f"rank {call.peer}"
@@ -118,7 +123,6 @@ def _failure(error: _native.StatusError, session: _native.Session, call: Call) -
             for r in ranks
         )
         message = f"{here} timed out after {call.timeout_s:g} s: {detail}. Waited for: {who}."
-        message += stands_at(zip(ranks, session.ask(ranks, _TO_ANSWER_S), strict=True))
     elif code == "peer_lost":
         kind = PeerLostError
         message = (
@@ -134,6 +138,11 @@ def _failure(error: _native.StatusError, session: _native.Session, call: Call) -
     elif code == "aborted":
         kind = AbortedError
         message = f"{here} was ended by {names(ranks)}: {detail}"
+    if site:
+        verb = "waits" if kind is CollectiveTimeout else "asked for it"
+        message += f"\n  rank {session.rank} {verb} at {site}"
+    if kind in (CollectiveTimeout, MismatchError):
+        message += stands_at(zip(ranks, session.ask(ranks, _TO_ANSWER_S), strict=True))
     return kind(
         message,
         group=session.name,

@@ -59,18 +59,18 @@ def tell_late(
     missing: Sequence[int],
     waited_s: float,
     site: str,
+    message: str,
 ) -> None:
-    """Say, once in a wait, who waits for whom."""
-    waiting = [r for r in range(size) if r not in missing]
+    """Say, once in a wait, who waits for whom; ``message`` is a send or a receive, if it is one."""
+    waiting = [rank] if message else [r for r in range(size) if r not in missing]
     call = f"call #{sequence} {describe(what, count)}" if sequence else "forming the group"
     _log.warning(
-        "gradsync: %s of group %r wait%s since %.0f s in %s for %s%s",
+        "gradsync: %s of group %r wait%s since %.0f s in %s%s",
         names(waiting),
         group or "?",
         "s" if len(waiting) == 1 else "",
         waited_s,
-        call,
-        names(missing),
+        message or f"{call} for {names(missing)}",
         f" (rank {rank} at {short_path(site)})" if site else "",
     )
 

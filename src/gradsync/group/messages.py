@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from gradsync.backends.transfers import LaneFailure
 from gradsync.backends.work import Work
 from gradsync.errors import UsageError
 from gradsync.group.collectives import Group, member_group, root_in_group
 from gradsync.group.group import ProcessGroup
 from gradsync.group.work import Prepared
-from gradsync.group.world import resolve
+from gradsync.group.world import default_group, resolve
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
@@ -29,9 +30,21 @@ def send(
     group_dst: int | None = None,
 ) -> None:
     """Send ``tensor`` to rank ``dst``; once this returns it may be changed."""
-    where = member_group("send", group)
-    if where is not None:
-        where.send(tensor, root_in_group("send", where, dst, group_dst), tag)
+    # The default group and ranks of the world without detours, which would take as long as a small
+    # message itself.
+    where = (default_group() if group is None else None) or member_group("send", group)
+    if where is None:
+        return
+    if dst in (ranks := where.members.ranks) and group_dst is None:
+        place = ranks.index(dst)
+        try:
+            if where._lane.send(tensor, place, tag):
+                return
+        except LaneFailure as error:
+            raise where._send_failure(error, tensor, place, tag) from None
+    else:
+        place = root_in_group("send", where, dst, group_dst)
+    where.send(tensor, place, tag)
 
 
 def recv(
@@ -45,10 +58,17 @@ def recv(
 
     Returns the sender's rank in the world, -1 when the caller is not in the group.
     """
-    where = member_group("recv", group)
+    where = (default_group() if group is None else None) or member_group("recv", group)
     if where is None:
         return -1
-    return where.members.world_rank(where.recv(tensor, _source(where, src, group_src), tag))
+    if src in (ranks := where.members.ranks) and group_src is None:
+        place = ranks.index(src)
+        try:
+            if where._lane.recv(tensor, place, tag) >= 0:
+                return src
+        except LaneFailure as error:
+            raise where._recv_failure(error, tensor, place, tag) from None
+    return ranks[where.recv(tensor, _source(where, src, group_src), tag)]
 
 
 def isend(

@@ -9,7 +9,7 @@ from gradsync.backends.ops import RECV, SEND
 from gradsync.backends.transfers import LaneFailure, explain_failure
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
-from gradsync.errors import UsageError
+from gradsync.errors import DistError, UsageError
 from gradsync.group.buffers import output_view, view
 from gradsync.group.caller import Caller
 from gradsync.group.work import Prepared, bring_home
@@ -33,8 +33,12 @@ class PointToPoint(Caller):
 
         A small tensor is on its way when this returns; of a large one most has arrived.
         """
-        if timeout is None and self._went_by_lane(tensor, dst, tag):
-            return
+        if timeout is None:
+            try:
+                if self._lane.send(tensor, dst, tag):
+                    return
+            except LaneFailure as error:
+                raise self._send_failure(error, tensor, dst, tag) from None
         self._check_not_self("send", dst)
         self.submit(self._prepare_send(tensor, dst, tag, timeout).call)
 
@@ -46,8 +50,12 @@ class PointToPoint(Caller):
         timeout: Timeout | None = None,
     ) -> int:
         """Fill ``tensor`` with a message of rank ``src``, or of any, and return its sender."""
-        if timeout is None and (source := self._came_by_lane(tensor, src, tag)) >= 0:
-            return source
+        if timeout is None:
+            try:
+                if (source := self._lane.recv(tensor, src, tag)) >= 0:
+                    return source
+            except LaneFailure as error:
+                raise self._recv_failure(error, tensor, src, tag) from None
         if src is not None:
             self._check_not_self("recv", src)
         prepared = self._prepare_recv(tensor, src, tag, timeout)
@@ -87,21 +95,15 @@ class PointToPoint(Caller):
         call = Call(RECV, buffer, self._limit(timeout), peer=peer, tag=tag)
         return Prepared(call, [tensor], ((tensor, buffer),))
 
-    def _went_by_lane(self, tensor: torch.Tensor, dst: int, tag: int) -> bool:
-        try:
-            return self._lane.send(tensor, dst, tag)
-        except LaneFailure as error:
-            raise explain_failure(
-                error, self.backend, self._prepare_send(tensor, dst, tag).call
-            ) from None
+    def _send_failure(
+        self, error: LaneFailure, tensor: torch.Tensor, dst: int, tag: int
+    ) -> DistError:
+        return explain_failure(error, self.backend, self._prepare_send(tensor, dst, tag).call)
 
-    def _came_by_lane(self, tensor: torch.Tensor, src: int | None, tag: int) -> int:
-        try:
-            return self._lane.recv(tensor, src, tag)
-        except LaneFailure as error:
-            raise explain_failure(
-                error, self.backend, self._prepare_recv(tensor, src, tag).call
-            ) from None
+    def _recv_failure(
+        self, error: LaneFailure, tensor: torch.Tensor, src: int | None, tag: int
+    ) -> DistError:
+        return explain_failure(error, self.backend, self._prepare_recv(tensor, src, tag).call)
 
     def _check_peer(self, op_name: str, peer: int, tag: int) -> None:
         self._check_root(op_name, peer)
