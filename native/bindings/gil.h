@@ -5,6 +5,8 @@
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
+#include "common/status.h"
+
 namespace gradsync {
 
 inline bool is_finalizing() {
@@ -31,5 +33,12 @@ class Unlocked {
   bool at_end_;  // we are the thread that tears down
   PyThreadState* state_;
 };
+
+// Runs a call without the GIL and returns what it returns.
+template <typename Call>
+Status released(Call call) {
+  const Unlocked unlocked;
+  return call();
+}
 
 }  // namespace gradsync

@@ -13,9 +13,6 @@
 namespace gradsync {
 namespace {
 
-// As in Team::wait_for: how often a sleeper looks whether its peers are still there.
-constexpr std::int64_t look_around_ns = 25'000'000;
-
 constexpr int least_spins = 50, most_spins = 100'000;
 constexpr std::chrono::microseconds long_yield{20};
 

@@ -14,11 +14,20 @@ from typing import Any, ClassVar
 
 from gradsync.backends.backend import Backend as Engine
 from gradsync.backends.backend import Bootstrap
+from gradsync.backends.forming import Invitation
 from gradsync.backends.shm import ShmBackend
 from gradsync.errors import BackendUnavailable, UsageError
 from gradsync.stores.store import Store
 
-__all__ = ["Backend", "BackendConfig", "BackendOptions", "engine_of", "is_known", "open_engine"]
+__all__ = [
+    "Backend",
+    "BackendConfig",
+    "BackendOptions",
+    "engine_of",
+    "invitation_to",
+    "is_known",
+    "open_engine",
+]
 
 _OURS = ("shm", "gradsync")
 _VERBS = ("submit", "abort", "leave", "close")
@@ -179,6 +188,11 @@ def engine_of(config: BackendConfig) -> str:
     if len(names) > 1:
         raise UsageError(f"a group runs on one backend, got {config}")
     return names[0]
+
+
+def invitation_to(engine: str) -> Invitation | None:
+    """Return what gets an engine's memory ready while the ranks of a new world still arrive."""
+    return Invitation() if engine in _OURS else None
 
 
 def open_engine(name: str, bootstrap: Bootstrap, options: Any = None) -> Engine:

@@ -6,7 +6,8 @@ import sys
 import threading
 
 from gradsync import _native
-from gradsync.backends.shm import STAGING_BYTES, ShmBackend
+from gradsync.backends.forming import STAGING_BYTES
+from gradsync.backends.shm import ShmBackend
 from gradsync.backends.waits import stack_of, watch_waits
 from gradsync.errors import UsageError
 
