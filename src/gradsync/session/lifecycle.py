@@ -195,7 +195,7 @@ def form_group(
 ) -> ProcessGroup:
     """Bring the members of a group together on its backend, shared memory unless told otherwise."""
     config = BackendConfig(None) if config is None else config
-    engine = engine_of(config)
+    engine = engine_of(config, None if world is None else world.backend)
     start = time.monotonic()
     own = PrefixStore(f"shm/{members.name}", store)
     bootstrap = Bootstrap(
