@@ -102,6 +102,7 @@ _HOMES = {
         "is_ucc_available",
         "is_xccl_available",
     ),
+    "session.shrinking": ("shrink_group",),
     "session.subgroups": (
         "new_group",
         "new_subgroups",

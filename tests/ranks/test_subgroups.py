@@ -159,3 +159,42 @@ def test_rank_that_leaves_does_not_keep_those_waiting_who_form_a_group(rank):
     tensor += rank
     pair.all_reduce(tensor)
     assert tensor.item() == 1.0
+
+
+@pytest.mark.ranks(4, faults=[faults.kill(rank=1, at="barrier#1")])
+def test_world_goes_on_without_a_rank_that_died(rank):
+    others = dist.new_group([0, 2, 3], group_desc="without one")
+    with pytest.raises(dist.PeerLostError):
+        dist.barrier()
+    if rank == 3:
+        dist.destroy_process_group()
+        return
+    pair = dist.shrink_group([2], others)
+    assert dist.get_process_group_ranks(pair) == [0, 2]
+    assert pair.group_desc == "without one"
+    assert others.is_closed()
+    assert total(pair) == 2.0
+    world = dist.shrink_group([1, 3])
+    assert world is dist.group.WORLD
+    assert pair.is_closed()
+    assert (dist.get_rank(), dist.get_world_size()) == (rank // 2, 2)
+    assert total(world) == 1.0
+    assert total(dist.new_group()) == 1.0
+
+
+@pytest.mark.ranks(2)
+def test_mistakes_in_shrinking_are_of_torchs_kind(rank):
+    for kind, wrong in (
+        (TypeError, (1,)),
+        (TypeError, ["1"]),
+        (ValueError, []),
+        (ValueError, [2]),
+        (ValueError, [1 - rank, 1 - rank]),
+        (ValueError, [0, 1]),
+        (RuntimeError, [rank]),
+    ):
+        with pytest.raises(kind):
+            dist.shrink_group(wrong)
+    with pytest.raises(ValueError, match="SHRINK_ABORT"):
+        dist.shrink_group([1 - rank], shrink_flags=2)
+    dist.barrier()
