@@ -151,7 +151,7 @@ def test_rank_that_leaves_does_not_keep_those_waiting_who_form_a_group(rank):
     if rank == 2:
         dist.destroy_process_group()
         return
-    with pytest.raises(dist.PeerLostError, match="rank 1 of .* left before") as caught:
+    with pytest.raises(dist.PeerLostError, match=r"rank 1 of .* left before") as caught:
         dist.new_group([rank, 2], use_local_synchronization=True)
     assert caught.value.ranks == (1,)
     pair = dist.new_group([0, 1], use_local_synchronization=True)

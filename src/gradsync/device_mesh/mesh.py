@@ -276,7 +276,9 @@ class DeviceMesh:
         at = self._index("unflatten", dim)
         if prod(mesh_sizes) != self.shape[at]:
             raise UsageError(f"{tuple(mesh_sizes)} do not make a dimension of {self.shape[at]}")
-        inner = checked_names(Layout(tuple(mesh_sizes), tuple(range(self.shape[at]))), mesh_dim_names)
+        inner = checked_names(
+            Layout(tuple(mesh_sizes), tuple(range(self.shape[at]))), mesh_dim_names
+        )
         backends = backends_of(len(mesh_sizes), inner, backend_override)
         shape = (*self.shape[:at], *mesh_sizes, *self.shape[at + 1 :])
         layout = Layout(shape, self._layout.ranks)

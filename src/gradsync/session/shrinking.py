@@ -39,6 +39,13 @@ def shrink_group(
         group: the group to shrink.
         shrink_flags: ``SHRINK_ABORT`` lets calls in flight fail, on all ranks of the old group.
         pg_options: handed to a registered backend of the extended kind.
+
+    >>> import gradsync
+    >>> gradsync.init_process_group()
+    >>> gradsync.shrink_group([0])
+    Traceback (most recent call last):
+    gradsync.errors.UsageError: a group cannot go on without all of its ranks
+    >>> gradsync.destroy_process_group()
     """
     old = resolve(group)
     stay = _who_stays(old, ranks_to_exclude)
@@ -77,17 +84,18 @@ def _shrink_world(old: ProcessGroup, stay: list[int], options: Any) -> ProcessGr
     store = old.members.store
     if store is None:
         raise UsageError(f"{old!r} was made without a store, so it cannot be shrunk")
+    own = PrefixStore("without/" + "_".join(map(str, stay)), store)
     members = Members(
         name="world",
         description=old.group_desc,
         ranks=tuple(range(len(stay))),
         rank=stay.index(old.rank()),
         evidence=tuple(old.members.evidence[rank] for rank in stay),
-        store=PrefixStore("without/" + "_".join(map(str, stay)), store),
+        store=own,
     )
     made = form_group(
         members,
-        members.store,
+        own,
         Deadline(old.timeout_s),
         old.timeout_s,
         config=BackendConfig(old.backend_config),
