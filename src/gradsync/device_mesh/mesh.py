@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gradsync.device_mesh.grid import Grid
 from gradsync.device_mesh.layout import Dims, Layout
 from gradsync.device_mesh.lines import (
     backends_of,
@@ -64,7 +65,7 @@ def current_mesh() -> DeviceMesh:
     return found
 
 
-class DeviceMesh:
+class DeviceMesh(Grid):
     """Ranks in a grid, with a group along each dimension.
 
     Args:
@@ -154,36 +155,9 @@ class DeviceMesh:
     # -- what it looks like -----------------------------------------------------------------------
 
     @property
-    def mesh(self) -> torch.Tensor:
-        """The ranks as a tensor."""
-        return torch.tensor(self._layout.ranks, dtype=torch.int32).reshape(self._layout.shape)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of ranks along each dimension."""
-        return self._layout.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self._layout.shape)
-
-    @property
     def root(self) -> DeviceMesh:
         """The mesh that this one was sliced or flattened from; itself for one that was not."""
         return self._root
-
-    def size(self, mesh_dim: int | None = None) -> int:
-        """Return the number of ranks, along one dimension or of all."""
-        return prod(self.shape) if mesh_dim is None else self.shape[mesh_dim]
-
-    def get_rank(self) -> int:
-        """Return the caller's rank in the world."""
-        return self._rank
-
-    def get_coordinate(self) -> tuple[int, ...] | None:
-        """Return where the caller is in the mesh, None when it is not in it."""
-        return self._layout.coordinate(self._rank)
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
         """Return the caller's place along a dimension, which is its rank in the group too."""
