@@ -57,17 +57,22 @@ def test_a_process_is_in_several_worlds_at_once(rank, store):
     dist.destroy_process_group()
 
 
+def await_threads(count: int) -> None:
+    """Wait until Python knows of so many threads: one that begins or ends takes a moment."""
+    deadline = time.monotonic() + 10
+    while _thread._count() != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 @pytest.mark.ranks(2, group=False)
 def test_a_world_that_is_dropped_leaves_no_thread(rank, store):
     before = _thread._count()
     world = dist.create_world(store=store, rank=rank, world_size=2)
-    assert _thread._count() == before + 1
+    await_threads(before + 1)
     world.barrier()
     del world
-    deadline = time.monotonic() + 10
-    while _thread._count() != before:  # it has said its last word, and is about to end
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    await_threads(before)
 
 
 @pytest.mark.ranks(2)
