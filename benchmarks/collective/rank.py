@@ -88,13 +88,20 @@ class TorchLike:
         }
         return calls[op]
 
-    def time_init(self, port: int) -> float:
-        """Return the seconds of a new init_process_group, all ranks starting at once."""
+    def leave(self) -> None:
+        """End the group, so that a new one can be timed."""
         self.dist.barrier()
         self.close()
-        began = time.perf_counter()
+
+    def time_init(self, port: int, at: float) -> float:
+        """Return how long after the moment ``at`` init_process_group was done.
+
+        All ranks sleep until then, so that they start at once. Both systems meet by ``env://`` at a
+        port that nobody has used; the modules were imported when they first met.
+        """
+        time.sleep(max(0.0, at - time.monotonic()))
         self.init(port)
-        return time.perf_counter() - began
+        return time.monotonic() - at
 
     def time_new_group(self) -> float:
         self.dist.barrier()
@@ -234,8 +241,11 @@ class Rank:
             call(each)
         return time.perf_counter() - began
 
-    def init(self, port: int) -> float:
-        return float(self.world.time_init(port))
+    def leave(self) -> None:
+        self.world.leave()
+
+    def init(self, port: int, at: float) -> float:
+        return float(self.world.time_init(port, at))
 
     def new_group(self) -> float:
         return float(self.world.time_new_group())

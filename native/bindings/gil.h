@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "common/interrupt.h"
+#include "common/status.h"
 
 namespace gradsync {
 
@@ -53,5 +54,12 @@ class UnlockedToWait final : private HeldLock {
   HeldLock* outer_;
   std::optional<Unlocked> unlocked_;
 };
+
+// Runs a call without the GIL and returns what it returns.
+template <typename Call>
+Status released(Call call) {
+  const Unlocked unlocked;
+  return call();
+}
 
 }  // namespace gradsync

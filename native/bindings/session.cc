@@ -1,4 +1,4 @@
-// The shared-memory core as Python sees it: a lobby to meet in, a link to reach one, a session to
+// The shared-memory core as Python sees it: a founder to meet at, a link to reach one, a session to
 // run calls on. Tensors come as addresses and counts; whoever calls keeps them alive.
 #include "bindings/session.h"
 
@@ -9,31 +9,49 @@
 
 #include "common/cgroup.h"
 #include "common/cores.h"
+#include "session/founding.h"
 
 namespace nb = nanobind;
 
 namespace gradsync {
 namespace {
 
-class LobbyHandle {
+class FounderHandle {
  public:
-  LobbyHandle() { raise_if_failed(Lobby::open(lobby_)); }
+  FounderHandle() { raise_if_failed(Founder::open(founder_)); }
 
-  std::string name() const { return lobby_.name(); }
-  nb::bytes secret() const { return nb::bytes(lobby_.secret().data(), lobby_.secret().size()); }
+  std::string name() const { return founder_.lobby().name(); }
+  nb::bytes secret() const {
+    const Secret& secret = founder_.lobby().secret();
+    return nb::bytes(secret.data(), secret.size());
+  }
 
-  std::unique_ptr<Session> host(const std::vector<int>& pids, std::size_t staging_bytes,
-                                double timeout_s, const Session* world) {
+  void prepare(int ranks, std::size_t staging_bytes, const Session* world) {
+    const Unlocked unlocked;
+    founder_.prepare(ranks, staging_bytes, world);
+  }
+
+  // The ranks that have not come yet.
+  std::vector<int> gather(const std::vector<int>& pids, double timeout_s) {
+    const Status status =
+        released([&] { return founder_.gather(pids, Deadline::after(timeout_s)); });
+    if (status.code != Code::timeout) raise_if_failed(status);
+    return status.ranks;
+  }
+
+  void turn_away(const std::string& why, const std::vector<int>& ranks, bool lost) {
+    const Unlocked unlocked;
+    founder_.turn_away(Status::error(lost ? Code::peer_lost : Code::timeout, why, ranks));
+  }
+
+  std::unique_ptr<Session> found(double timeout_s, const Session* world) {
     std::unique_ptr<Session> session;
-    run_released([&] {
-      return Session::host(std::move(lobby_), pids, staging_bytes, world,
-                           Deadline::after(timeout_s), session);
-    });
+    run_released([&] { return founder_.found(world, Deadline::after(timeout_s), session); });
     return session;
   }
 
  private:
-  Lobby lobby_;
+  Founder founder_;
 };
 
 class Link {
@@ -50,8 +68,8 @@ class Link {
     std::memcpy(key.data(), secret.c_str(), key.size());
     std::unique_ptr<Session> session;
     run_released([&] {
-      return Session::join(std::move(socket_), key, rank, ranks, world, Deadline::after(timeout_s),
-                           session);
+      return join_founder(std::move(socket_), key, rank, ranks, world, Deadline::after(timeout_s),
+                          session);
     });
     return session;
   }
@@ -60,9 +78,15 @@ class Link {
   Fd socket_;
 };
 
-nb::list local_sessions(int ranks, std::size_t staging_bytes) {
+nb::list local_sessions(int ranks, std::size_t staging_bytes,
+                        const std::vector<const Session*>& worlds) {
+  if (!worlds.empty() && worlds.size() != static_cast<std::size_t>(ranks)) {
+    raise_if_failed(Status::error(Code::invalid,
+                                  "a sub-group needs a session in the world for "
+                                  "each of its ranks"));
+  }
   std::vector<std::unique_ptr<Session>> sessions;
-  raise_if_failed(Session::local(ranks, staging_bytes, sessions));
+  run_released([&] { return found_local(ranks, staging_bytes, worlds, sessions); });
   nb::list all;
   for (auto& session : sessions) all.append(nb::cast(std::move(session)));
   return all;
@@ -174,12 +198,16 @@ void bind_calls(nb::class_<Session>& session) {
 }  // namespace
 
 void bind_session(nb::module_& module) {
-  nb::class_<LobbyHandle>(module, "Lobby")
+  nb::class_<FounderHandle>(module, "Founder")
       .def(nb::init<>())
-      .def_prop_ro("name", &LobbyHandle::name)
-      .def_prop_ro("secret", &LobbyHandle::secret)
-      .def("host", &LobbyHandle::host, nb::arg("pids"), nb::arg("staging_bytes"),
-           nb::arg("timeout_s"), nb::arg("world") = nb::none());
+      .def_prop_ro("name", &FounderHandle::name)
+      .def_prop_ro("secret", &FounderHandle::secret)
+      .def("prepare", &FounderHandle::prepare, nb::arg("ranks"), nb::arg("staging_bytes"),
+           nb::arg("world") = nb::none())
+      .def("gather", &FounderHandle::gather, nb::arg("pids"), nb::arg("timeout_s"))
+      .def("turn_away", &FounderHandle::turn_away, nb::arg("why"), nb::arg("ranks"),
+           nb::arg("lost"))
+      .def("found", &FounderHandle::found, nb::arg("timeout_s"), nb::arg("world") = nb::none());
   nb::class_<Link>(module, "Link")
       .def(nb::init<const std::string&>(), nb::arg("name"))
       .def("join", &Link::join, nb::arg("secret"), nb::arg("rank"), nb::arg("ranks"),
@@ -206,7 +234,8 @@ void bind_session(nb::module_& module) {
   bind_piece_calls(session);
   bind_mail(module, session);
   bind_board(module, session);
-  module.def("local_sessions", &local_sessions, nb::arg("ranks"), nb::arg("staging_bytes"));
+  module.def("local_sessions", &local_sessions, nb::arg("ranks"), nb::arg("staging_bytes"),
+             nb::arg("worlds") = std::vector<const Session*>());
   module.def("usable_cores", [] { return usable_cores(affinity_mask(), cgroup_cpus()); });
 }
 

@@ -17,12 +17,7 @@ namespace gradsync {
 // Runs a call without the GIL and raises what went wrong.
 template <typename Call>
 void run_released(Call call) {
-  Status status;
-  {
-    const Unlocked unlocked;
-    status = call();
-  }
-  raise_if_failed(status);
+  raise_if_failed(released(call));
 }
 
 // A call that was handed in, for Python.

@@ -97,12 +97,7 @@ nb::list to_list(const std::vector<std::string>& strings) {
 // Runs `work` without the GIL and raises what it returns.
 template <typename Work>
 void run(Work work) {
-  Status status;
-  {
-    const Unlocked unlocked;
-    status = work();
-  }
-  raise_if_stopped(status);
+  raise_if_stopped(released(work));
 }
 
 Address tcp(std::string host, std::uint16_t port) { return {false, std::move(host), port}; }

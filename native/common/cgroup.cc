@@ -9,6 +9,8 @@ namespace gradsync {
 namespace {
 
 constexpr double unlimited = std::numeric_limits<double>::infinity();
+// Bytes. Where version 2 says "max", version 1 says the largest number of whole pages.
+constexpr double no_machine_has = 1e18;
 
 // The number a file begins with; `fallback` when there is no file or it says "max".
 double number_in(const std::string& path, double fallback) {
@@ -44,6 +46,7 @@ double page_cache(const std::string& folder) {
 
 double memory_left(const std::string& folder, const char* limit, const char* usage) {
   const double most = number_in(folder + limit, unlimited);
+  if (most > no_machine_has) return unlimited;  // the usual case, and the rest is slow to read
   const double used = number_in(folder + usage, 0) - page_cache(folder);
   return std::max(0.0, most - std::max(0.0, used));
 }
@@ -83,6 +86,7 @@ double least_limit(const std::string& root, const std::string& self, const std::
       least = std::min(least, least_up(root, path, read_v2));
     } else if (("," + controllers + ",").find("," + controller + ",") != std::string::npos) {
       least = std::min(least, least_up(root + "/" + controllers, path, read_v1));
+      if (controllers == controller) continue;
       least = std::min(least, least_up(root + "/" + controller, path, read_v1));
     }
   }
@@ -93,6 +97,11 @@ double least_limit(const std::string& root, const std::string& self, const std::
 
 double cgroup_cpus(const std::string& root, const std::string& self) {
   return least_limit(root, self, "cpu", cpus_v2, cpus_v1);
+}
+
+double cgroup_cpus() {
+  static const double granted = cgroup_cpus("/sys/fs/cgroup", "/proc/self/cgroup");
+  return granted;
 }
 
 double cgroup_memory_left(const std::string& root, const std::string& self) {

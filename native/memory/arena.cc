@@ -2,25 +2,21 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <string>
 #include <utility>
 
+#include "common/pages.h"
 #include "memory/segment.h"
 
 namespace gradsync {
 namespace {
 
-constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-constexpr std::size_t page = 4096;
 // Large tensors begin at the places where huge pages do.
 constexpr std::size_t huge_page = 2 * 1024 * 1024;
 
-std::size_t up_to(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-std::size_t alignment_for(std::size_t bytes) { return bytes >= huge_page ? huge_page : page; }
+std::size_t alignment_for(std::size_t bytes) { return bytes >= huge_page ? huge_page : page_bytes; }
 
 }  // namespace
 
@@ -31,24 +27,15 @@ Arena::~Arena() { ::munmap(data_, total_bytes_); }
 
 Status Arena::create(int ranks, std::shared_ptr<Arena>& out) {
   const auto pages = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES));
-  const std::size_t range = up_to(pages * page, huge_page);
-  Fd fd(::memfd_create("gradsync-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) return Status::from_errno("memfd_create");
-  if (::ftruncate(fd.get(), static_cast<off_t>(range * static_cast<std::size_t>(ranks))) != 0) {
-    return Status::from_errno("sizing an arena");
-  }
-  if (::fcntl(fd.get(), F_ADD_SEALS, seals) != 0) return Status::from_errno("sealing a memfd");
-  return map_whole(std::move(fd), ranks, range, out);
+  const std::size_t range = round_up(pages * page_bytes, huge_page);
+  Fd fd;
+  const Status status = create_memfd("gradsync-arena", range * static_cast<std::size_t>(ranks), fd);
+  return status.ok() ? map_whole(std::move(fd), ranks, range, out) : status;
 }
 
 Status Arena::map(Fd fd, int ranks, std::size_t range_bytes, std::shared_ptr<Arena>& out) {
-  struct stat info{};
-  if (::fstat(fd.get(), &info) != 0) return Status::from_errno("fstat of an arena");
-  const auto total = static_cast<off_t>(range_bytes * static_cast<std::size_t>(ranks));
-  if (info.st_size != total || (::fcntl(fd.get(), F_GET_SEALS) & seals) != seals) {
-    return Status::error(Code::invalid, "an arena of another size, or not sealed");
-  }
-  return map_whole(std::move(fd), ranks, range_bytes, out);
+  const Status status = check_memfd(fd, range_bytes * static_cast<std::size_t>(ranks));
+  return status.ok() ? map_whole(std::move(fd), ranks, range_bytes, out) : status;
 }
 
 Status Arena::map_whole(Fd fd, int ranks, std::size_t range_bytes, std::shared_ptr<Arena>& out) {
@@ -63,10 +50,10 @@ Status Arena::map_whole(Fd fd, int ranks, std::size_t range_bytes, std::shared_p
 
 std::size_t Arena::find_gap(std::size_t begin, std::size_t bytes) const {
   const std::size_t unit = alignment_for(bytes);
-  std::size_t candidate = up_to(begin, unit);
+  std::size_t candidate = round_up(begin, unit);
   for (auto next = used_.lower_bound(begin); next != used_.end(); ++next) {
     if (next->first >= candidate + bytes) break;
-    candidate = up_to(next->first + next->second, unit);
+    candidate = round_up(next->first + next->second, unit);
   }
   return candidate;
 }
@@ -75,7 +62,7 @@ Status Arena::allocate(int rank, std::size_t bytes, std::byte*& out) {
   if (fork_generation() != opened_in_) {
     return Status::error(Code::invalid, "a forked child has no shared memory of its own");
   }
-  bytes = up_to(bytes, page);
+  bytes = round_up(bytes, page_bytes);
   const std::size_t begin = static_cast<std::size_t>(rank) * range_bytes_;
   const std::lock_guard<std::mutex> lock(mutex_);
   const std::size_t offset = find_gap(begin, bytes);

@@ -164,8 +164,7 @@ Status Lobby::wait_for_guest(int count, Deadline deadline, const std::vector<Fd>
     if (ready > 0 && entries[0].revents != 0) return Status::success();
     for (std::size_t i = 1; ready > 0 && i < entries.size(); ++i) {
       if (entries[i].revents == 0) continue;
-      return Status::error(Code::peer_lost, "its process ended before the group was formed",
-                           {missing[i - 1]});
+      return Status::error(Code::peer_lost, "ended before the group was formed", {missing[i - 1]});
     }
     if (deadline.expired()) {
       return Status::error(Code::timeout, "not every rank came to map the shared memory", missing);

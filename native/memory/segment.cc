@@ -19,8 +19,10 @@ namespace {
 // Without these a peer could shrink the file under us, and touching it would be SIGBUS.
 constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-// A memfd has no file system with a size: the kernel would go on until it kills somebody. So ask
-// first what is there, for the machine and for our control group.
+// Asking takes 0.1 ms and more. Whoever has no such bytes left has none for his own heap either.
+constexpr std::size_t too_small_to_ask = 64 * 1024;
+
+// For the machine and for our control group.
 double available_bytes() {
   std::ifstream file("/proc/meminfo");
   std::string name;
@@ -35,21 +37,9 @@ double available_bytes() {
 
 }  // namespace
 
-Segment::Segment(Segment&& other) noexcept { *this = std::move(other); }
-
-Segment& Segment::operator=(Segment&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-Segment::~Segment() {
-  if (data_ != nullptr) ::munmap(data_, size_);
-}
-
 Status reserve_memory(const Fd& fd, std::size_t offset, std::size_t bytes) {
-  const double available = available_bytes();
+  const double available =
+      bytes < too_small_to_ask ? static_cast<double>(bytes) : available_bytes();
   if (static_cast<double>(bytes) > available) {
     return Status::error(Code::no_space, "no room for " + std::to_string(bytes) +
                                              " bytes of shared memory: " +
@@ -66,25 +56,20 @@ Status reserve_memory(const Fd& fd, std::size_t offset, std::size_t bytes) {
   return Status::from_errno("reserving " + std::to_string(bytes) + " bytes of shared memory");
 }
 
-Status Segment::create(std::size_t bytes, std::size_t reserved, Segment& out) {
-  Fd fd(::memfd_create("gradsync", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+Status create_memfd(const char* name, std::size_t bytes, Fd& out) {
+  Fd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return Status::from_errno("memfd_create");
   const auto length = static_cast<off_t>(bytes);
   if (length < 0 || ::ftruncate(fd.get(), length) != 0) {
     return Status::from_errno("sizing " + std::to_string(bytes) + " bytes of shared memory",
                               length < 0 ? EINVAL : errno);
   }
-  const Status status = reserve_memory(fd, 0, reserved);
-  if (!status.ok()) return status;
   if (::fcntl(fd.get(), F_ADD_SEALS, seals) != 0) return Status::from_errno("sealing a memfd");
-  return out.map_here(std::move(fd), bytes);
+  out = std::move(fd);
+  return Status::success();
 }
 
-Status Segment::reserve(std::size_t offset, std::size_t bytes) const {
-  return reserve_memory(fd_, offset, bytes);
-}
-
-Status Segment::map(Fd fd, std::size_t bytes, Segment& out) {
+Status check_memfd(const Fd& fd, std::size_t bytes) {
   struct stat info{};
   if (::fstat(fd.get(), &info) != 0) return Status::from_errno("fstat of shared memory");
   if (info.st_size < 0 || static_cast<std::size_t>(info.st_size) < bytes) {
@@ -95,7 +80,36 @@ Status Segment::map(Fd fd, std::size_t bytes, Segment& out) {
   if ((::fcntl(fd.get(), F_GET_SEALS) & seals) != seals) {
     return Status::error(Code::invalid, "shared memory that is not sealed against resizing");
   }
-  return out.map_here(std::move(fd), bytes);
+  return Status::success();
+}
+
+Segment::Segment(Segment&& other) noexcept { *this = std::move(other); }
+
+Segment& Segment::operator=(Segment&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Segment::~Segment() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+Status Segment::create(std::size_t bytes, std::size_t reserved, Segment& out) {
+  Fd fd;
+  Status status = create_memfd("gradsync", bytes, fd);
+  if (status.ok()) status = reserve_memory(fd, 0, reserved);
+  return status.ok() ? out.map_here(std::move(fd), bytes) : status;
+}
+
+Status Segment::reserve(std::size_t offset, std::size_t bytes) const {
+  return reserve_memory(fd_, offset, bytes);
+}
+
+Status Segment::map(Fd fd, std::size_t bytes, Segment& out) {
+  const Status status = check_memfd(fd, bytes);
+  return status.ok() ? out.map_here(std::move(fd), bytes) : status;
 }
 
 Status Segment::map_here(Fd fd, std::size_t bytes) {

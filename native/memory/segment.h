@@ -10,8 +10,14 @@
 
 namespace gradsync {
 
+// Creates a memfd of `bytes`, sealed against resizing, that takes no memory yet.
+Status create_memfd(const char* name, std::size_t bytes, Fd& out);
+// Refuses a memfd of another process that is too small or not sealed.
+Status check_memfd(const Fd& fd, std::size_t bytes);
+
 // Takes memory for a part of a memfd now, so that a shortage is an error here and never a SIGBUS or
-// the kernel's choice of whom to kill later.
+// the kernel's choice of whom to kill later. A memfd has no file system with a size: the kernel
+// would go on until it kills somebody. So it is asked first what is there.
 Status reserve_memory(const Fd& fd, std::size_t offset, std::size_t bytes);
 
 class Segment {

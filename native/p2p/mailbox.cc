@@ -11,9 +11,6 @@
 namespace gradsync {
 namespace {
 
-// As in Team::wait_for: how often a sleeper looks whether its peers are still there.
-constexpr std::int64_t look_around_ns = 25'000'000;
-
 std::vector<Outbox::Outlet> outlets(const std::shared_ptr<Segment>& segment, std::size_t offset,
                                     int rank, int ranks) {
   const MailLayout layout{static_cast<std::size_t>(ranks)};

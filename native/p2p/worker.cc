@@ -9,7 +9,6 @@
 namespace gradsync {
 namespace {
 
-constexpr std::int64_t look_around_ns = 25'000'000;
 // While threads of the caller wait, they move everything themselves, and a worker that slept on the
 // doorbell would cost each ringer a system call. So it only looks now and then whether they go on.
 constexpr std::int64_t nap_ns = 1'000'000;

@@ -10,7 +10,6 @@
 namespace gradsync {
 namespace {
 
-constexpr std::int64_t look_around_ns = 25'000'000;
 // How long a call that nobody waits for may wait for a core.
 constexpr auto longest_wait_for_core = std::chrono::milliseconds(100);
 // A waiter that cannot help polls this often before it sleeps; about 6 us.

@@ -1,10 +1,5 @@
 #include "session/session.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <cstring>
 #include <numeric>
 #include <sstream>
 #include <utility>
@@ -14,45 +9,9 @@
 namespace gradsync {
 namespace {
 
-// What the host sends to each guest, followed by the memory, the arena of a new world, and one
-// pidfd per rank.
-struct Welcome {
-  std::uint64_t segment_bytes = 0;  // 0: the group could not be formed
-  std::uint64_t arena_range_bytes = 0;
-  std::uint32_t ranks = 0;
-  // Only when it could not be formed: why, and which ranks it is about.
-  Code code = Code::ok;
-  std::uint32_t rank_count = 0;
-  std::array<std::int32_t, 16> about{};
-  std::array<char, 256> why{};
-};
-
-std::span<const std::uint8_t> bytes_of(const Welcome& welcome) {
-  return {reinterpret_cast<const std::uint8_t*>(&welcome), sizeof(welcome)};
-}
-
-// The guests that came must not wait for their own deadline when the group cannot be formed.
-void send_away(const std::vector<Guest>& guests, const Status& status) {
-  Welcome welcome;
-  welcome.code = status.code;
-  welcome.rank_count =
-      static_cast<std::uint32_t>(std::min(status.ranks.size(), welcome.about.size()));
-  std::copy_n(status.ranks.begin(), welcome.rank_count, welcome.about.begin());
-  status.message.copy(welcome.why.data(), welcome.why.size() - 1);
-  for (const Guest& guest : guests) {
-    (void)send_descriptors(guest.socket, bytes_of(welcome), {}, Deadline::after(1.0));
-  }
-}
-
 // Messages come after what the team needs.
 std::size_t mail_offset(int ranks, std::size_t staging_bytes) {
   return segment_bytes(static_cast<std::size_t>(ranks), staging_bytes);
-}
-
-Status make_segment(int ranks, std::size_t staging_bytes, Segment& out) {
-  const MailLayout mail{static_cast<std::size_t>(ranks)};
-  const std::size_t offset = mail_offset(ranks, staging_bytes);
-  return Segment::create(offset + mail.total_bytes(), offset + mail.reserved_bytes(), out);
 }
 
 std::vector<int> all_ranks(int ranks) {
@@ -74,110 +33,22 @@ Session::Session(std::shared_ptr<Segment> segment, std::shared_ptr<Arena> arena,
       whereabouts_(segment_, team_.slots(), all_ranks(ranks)),
       mail_(team_, segment_, mail_offset(ranks, team_.staging_bytes())) {}
 
-Status Session::host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
-                     const Session* world, Deadline deadline, std::unique_ptr<Session>& out) {
-  const auto ranks = static_cast<int>(pids.size());
-  std::vector<Fd> expected(pids.size());
-  Status status;
-  for (std::size_t i = 1; i < pids.size(); ++i) {
-    // Any other failure only means that this one cannot be watched on its way.
-    if (pids[i] <= 0 || open_pidfd(pids[i], expected[i]).ok() || errno != ESRCH) continue;
-    status = Status::error(Code::peer_lost, "its process ended before the group was formed",
-                           {static_cast<int>(i)});
-  }
-  std::vector<Guest> guests;
-  if (status.ok()) status = lobby.gather(ranks, deadline, expected, guests);
-  Segment segment;
-  if (status.ok()) {
-    status = make_segment(ranks, staging_bytes, segment);
-  }
-  std::shared_ptr<Arena> arena = world != nullptr ? world->arena_ : nullptr;
-  if (status.ok() && world == nullptr) status = Arena::create(ranks, arena);
-  std::vector<Fd> pidfds(static_cast<std::size_t>(ranks));
-  if (status.ok()) status = open_pidfd(::getpid(), pidfds[0]);
-  if (!status.ok()) {
-    send_away(guests, status);
-    return status;
-  }
-  Team::format(segment.data(), ranks, staging_bytes);
-
-  for (Guest& guest : guests)
-    pidfds[static_cast<std::size_t>(guest.index)] = std::move(guest.pidfd);
-  std::vector<int> descriptors{segment.fd()};
-  if (world == nullptr) descriptors.push_back(arena->fd());
-  for (const Fd& fd : pidfds) descriptors.push_back(fd.get());
-  Welcome welcome;
-  welcome.segment_bytes = segment.size();
-  welcome.ranks = static_cast<std::uint32_t>(ranks);
-  welcome.arena_range_bytes = world == nullptr ? arena->range_bytes() : 0;
-  for (const Guest& guest : guests) {
-    status = send_descriptors(guest.socket, bytes_of(welcome), descriptors, deadline);
-    // A guest that died meanwhile is found by its pidfd when the team enters.
-    if (!status.ok() && status.code != Code::connection) return status;
-  }
-  out = std::make_unique<Session>(std::make_shared<Segment>(std::move(segment)), std::move(arena),
-                                  world != nullptr ? world->arena_rank_ : 0, 0, ranks,
-                                  Liveness(std::move(pidfds)));
-  return out->enter(deadline);
+Status Session::make_memory(int ranks, std::size_t staging_bytes, bool open, Segment& out) {
+  const MailLayout mail{static_cast<std::size_t>(ranks)};
+  const std::size_t offset = mail_offset(ranks, staging_bytes);
+  const std::size_t head = staging_offset(static_cast<std::size_t>(ranks));
+  Status status = Segment::create(offset + mail.total_bytes(), head, out);
+  if (status.ok()) status = out.reserve(offset, mail.reserved_bytes());
+  if (status.ok()) Team::format(out.data(), ranks, staging_bytes, open);
+  return status;
 }
 
-Status Session::join(Fd socket, const Secret& secret, int rank, int ranks, const Session* world,
-                     Deadline deadline, std::unique_ptr<Session>& out) {
-  Status status = introduce(socket, rank, secret);
-  if (!status.ok()) return status;
-  Fd host_process;
-  status = peer_pidfd(socket, host_process);
-  if (!status.ok()) return status;
-  Welcome welcome;
-  std::vector<Fd> received;
-  status = receive_descriptors(socket, {reinterpret_cast<std::uint8_t*>(&welcome), sizeof(welcome)},
-                               0, deadline, host_process, received);
-  if (!status.ok()) return status;
-  if (welcome.segment_bytes == 0) {
-    const auto count = std::min<std::size_t>(welcome.rank_count, welcome.about.size());
-    welcome.why.back() = '\0';
-    return Status::error(welcome.code, welcome.why.data(),
-                         {welcome.about.begin(), welcome.about.begin() + count});
-  }
-  if (welcome.ranks != static_cast<std::uint32_t>(ranks)) {
-    return Status::error(Code::invalid, "a group of " + std::to_string(welcome.ranks) +
-                                            " ranks where " + std::to_string(ranks) +
-                                            " were expected");
-  }
-  if ((welcome.arena_range_bytes == 0) != (world != nullptr)) {
-    return Status::error(Code::invalid, "one rank forms a world, another a sub-group of one");
-  }
-  const std::size_t memories = world == nullptr ? 2 : 1;
-  status = receive_descriptors(socket, {}, static_cast<std::size_t>(ranks) + memories, deadline,
-                               host_process, received);
-  if (!status.ok()) return status;
-  Segment segment;
-  status = Segment::map(std::move(received[0]), welcome.segment_bytes, segment);
-  std::shared_ptr<Arena> arena = world != nullptr ? world->arena_ : nullptr;
-  if (status.ok() && world == nullptr) {
-    status = Arena::map(std::move(received[1]), ranks, welcome.arena_range_bytes, arena);
-  }
-  if (!status.ok()) return status;
-  received.erase(received.begin(), received.begin() + static_cast<std::ptrdiff_t>(memories));
-  out = std::make_unique<Session>(std::make_shared<Segment>(std::move(segment)), std::move(arena),
-                                  world != nullptr ? world->arena_rank_ : rank, rank, ranks,
-                                  Liveness(std::move(received)));
-  return out->enter(deadline);
-}
-
-Status Session::local(int ranks, std::size_t staging_bytes,
-                      std::vector<std::unique_ptr<Session>>& out, bool open) {
-  const auto segment = std::make_shared<Segment>();
-  Status status = make_segment(ranks, staging_bytes, *segment);
-  if (!status.ok()) return status;
-  std::shared_ptr<Arena> arena;
-  status = Arena::create(ranks, arena);
-  if (!status.ok()) return status;
-  Team::format(segment->data(), ranks, staging_bytes, open);
-  for (int rank = 0; rank < ranks; ++rank) {
-    out.push_back(std::make_unique<Session>(segment, arena, rank, rank, ranks, Liveness()));
-  }
-  return Status::success();
+Status Session::reserve_staging() {
+  const auto offset = static_cast<std::size_t>(team_.staging(rank()) - segment_->data());
+  Status status = segment_->reserve(offset, round_up(team_.staging_bytes(), page_bytes));
+  has_staging_ = status.ok();
+  if (!status.ok()) team_.abort(status.message);  // the others wait for a call that never comes
+  return status;
 }
 
 Session::~Session() {
@@ -221,6 +92,7 @@ template <typename Call>
 Status Session::guarded(Call& call) {
   if (!broken_.ok()) return broken_;
   Status status = team_.check_aborted();
+  if (!has_staging_ && status.ok()) status = reserve_staging();
   team_.begin();
   if (status.ok()) status = call();
   if (status.ok()) return status;

@@ -12,7 +12,6 @@
 #include "algo/board.h"
 #include "common/fork.h"
 #include "memory/arena.h"
-#include "memory/handoff.h"
 #include "memory/segment.h"
 #include "p2p/mailbox.h"
 #include "session/queue.h"
@@ -23,21 +22,9 @@ namespace gradsync {
 
 class Session {
  public:
-  // The host of a lobby creates the memory and hands it to the guests with indices 1..ranks-1.
-  // `pids` are the ranks' processes as far as they are known, 0 otherwise: one that dies on the way
-  // is named at once. A sub-group shares the arena of its `world`; without one, there is a new
-  // arena.
-  static Status host(Lobby lobby, const std::vector<int>& pids, std::size_t staging_bytes,
-                     const Session* world, Deadline deadline, std::unique_ptr<Session>& out);
-  // A guest receives it over a socket from reach_lobby().
-  static Status join(Fd socket, const Secret& secret, int rank, int ranks, const Session* world,
-                     Deadline deadline, std::unique_ptr<Session>& out);
-
-  // Ranks that are threads of this process, on one mapping (where the thread sanitizer sees all of
-  // them). Each rank's own thread must call enter() before anything else.
-  // `open`: they also read each other's memory, as processes do.
-  static Status local(int ranks, std::size_t staging_bytes,
-                      std::vector<std::unique_ptr<Session>>& out, bool open = false);
+  // Memory for a session of so many ranks, ready to be entered. `open`: ranks that are threads read
+  // each other's memory, as processes do.
+  static Status make_memory(int ranks, std::size_t staging_bytes, bool open, Segment& out);
 
   // Over memory that is mapped already.
   Session(std::shared_ptr<Segment> segment, std::shared_ptr<Arena> arena, int arena_rank, int rank,
@@ -132,6 +119,10 @@ class Session {
   template <typename Call>
   Status guarded(Call& call);
   Status not_ours() const;
+  // A rank takes its staging space before its first call: zeroing it takes 0.15 ms a MiB, and a
+  // group that sends messages only, or none at all, needs none. Nobody touches another's space
+  // before that one has announced a call.
+  Status reserve_staging();
 
   // Finds out what the others are doing, before the failure of a call is reported.
   void look_into(const Status& status);
@@ -151,6 +142,7 @@ class Session {
   std::uint64_t opened_in_ = fork_generation();
   std::uint32_t boards_ = 0;  // made so far
   Status broken_;             // written and read by whoever has the turn
+  bool has_staging_ = false;  // likewise
   Queue queue_;
   Mailbox mail_;
 };

@@ -46,7 +46,6 @@ class Turn {
  private:
   static constexpr std::uint32_t free = 0, taken = 1, contended = 2;
   static constexpr int spins = 100;
-  static constexpr std::int64_t look_around_ns = 25'000'000;
 
   std::atomic<std::uint32_t> state_{free};
 };

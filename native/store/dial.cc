@@ -10,7 +10,7 @@ namespace gradsync::store {
 namespace {
 
 constexpr double handshake_timeout_s = 5.0;
-constexpr std::chrono::microseconds first_pause{2'000};
+constexpr std::chrono::microseconds first_pause{50};
 constexpr std::chrono::microseconds longest_pause{100'000};
 
 struct Attempt {

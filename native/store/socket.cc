@@ -18,6 +18,7 @@
 
 #include "common/fork.h"
 #include "common/interrupt.h"
+#include "store/patience.h"
 
 namespace gradsync::store {
 namespace {
@@ -316,7 +317,12 @@ Status send_exactly(int fd, const void* bytes, std::size_t size, const Deadline&
 Status receive_exactly(int fd, void* bytes, std::size_t size, const Deadline& deadline) {
   char* next = static_cast<char*>(bytes);
   while (size > 0) {
-    const ssize_t got = ::recv(fd, next, size, 0);
+    ssize_t got = 0;
+    const bool came_soon = try_for_a_moment([&] {
+      got = ::recv(fd, next, size, MSG_DONTWAIT);
+      return got >= 0 || errno != EAGAIN;
+    });
+    if (!came_soon) got = ::recv(fd, next, size, 0);
     if (got == 0) return Status::error(Code::connection, "the other side closed the connection");
     if (got > 0) {
       next += got;

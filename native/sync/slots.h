@@ -10,6 +10,7 @@
 #include <string>
 
 #include "common/cores.h"
+#include "common/pages.h"
 #include "sync/neighbour.h"
 
 namespace gradsync {
@@ -158,12 +159,6 @@ struct alignas(cache_line) Header {
   bool gave_up = false;  // the aborter ran out of time; written like `reason`
   std::array<char, 1024> reason{};
 };
-
-inline constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
-
-inline constexpr std::size_t page_bytes = 4096;
 
 inline constexpr std::size_t slots_offset() { return round_up(sizeof(Header), cache_line); }
 

@@ -17,9 +17,6 @@
 namespace gradsync {
 namespace {
 
-// A sleeper looks at its peers' pidfds this often: a SIGKILL is known well within 100 ms, and an
-// idle rank costs 40 system calls a second.
-constexpr std::int64_t look_around_ns = 25'000'000;
 constexpr std::uint64_t most_yielding_ns = 1'000'000;
 
 // About 2 us: ranks that arrive together meet within that.

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "session/session.h"
+#include "session/founding.h"
 #include "tests/check.h"
 
 namespace gradsync::testing {
@@ -25,7 +25,7 @@ inline constexpr std::size_t small_staging = 64 * 1024;  // makes small tensors 
 inline void run_threads(int ranks, const std::function<void(Session&)>& body,
                         std::size_t staging = small_staging, bool open = false) {
   std::vector<std::unique_ptr<Session>> sessions;
-  CHECK_OK(Session::local(ranks, staging, sessions, open));
+  CHECK_OK(found_local(ranks, staging, {}, sessions, open));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
@@ -64,16 +64,18 @@ struct LobbyAddress {
 // the parent where it is and learns the others' pids.
 inline Status host_session(const Pipe& out, const Pipe& in, std::size_t ranks, std::size_t staging,
                            Deadline deadline, std::unique_ptr<Session>& session) {
-  Lobby lobby;
-  const Status status = Lobby::open(lobby);
+  Founder founder;
+  Status status = Founder::open(founder);
   if (!status.ok()) return status;
   LobbyAddress address;
-  lobby.name().copy(address.name, sizeof(address.name) - 1);
-  address.secret = lobby.secret();
+  founder.lobby().name().copy(address.name, sizeof(address.name) - 1);
+  address.secret = founder.lobby().secret();
   out.send(&address, sizeof(address));
   std::vector<int> pids(ranks);
   in.receive(pids.data(), ranks * sizeof(int));
-  return Session::host(std::move(lobby), pids, staging, nullptr, deadline, session);
+  founder.prepare(static_cast<int>(ranks), staging, nullptr);
+  status = founder.gather(pids, deadline);
+  return status.ok() ? founder.found(nullptr, deadline, session) : status;
 }
 
 inline Status join_session(const LobbyAddress& address, int rank, int ranks, Deadline deadline,
@@ -81,7 +83,7 @@ inline Status join_session(const LobbyAddress& address, int rank, int ranks, Dea
   Fd socket;
   const Status status = reach_lobby(address.name, socket);
   if (!status.ok()) return status;
-  return Session::join(std::move(socket), address.secret, rank, ranks, nullptr, deadline, out);
+  return join_founder(std::move(socket), address.secret, rank, ranks, nullptr, deadline, out);
 }
 
 // Forks `ranks` processes that open a session and run body, which returns the exit code.

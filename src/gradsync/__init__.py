@@ -7,10 +7,8 @@ type checkers.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
 from gradsync import errors
+from gradsync.base.lazy import lazy_names
 from gradsync.torch_backend.register import register_when_possible
 
 __version__ = "0.1.0"
@@ -102,6 +100,7 @@ _HOMES = {
         "is_ucc_available",
         "is_xccl_available",
     ),
+    "session.shrinking": ("shrink_group",),
     "session.subgroups": (
         "new_group",
         "new_subgroups",
@@ -119,20 +118,9 @@ _HOMES = {
 _PACKAGES = ("device_mesh", "group", "nn")
 """Packages that are reached as attributes of this one."""
 
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_names, __getattr__ = lazy_names(__name__, _HOMES, _PACKAGES)
 
-__all__ = ["__version__", *sorted([*_HOME_OF, *_PACKAGES])]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"gradsync.{name}")
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'gradsync' has no attribute {name!r}")
-    value = getattr(import_module(f"gradsync.{home}"), name)
-    globals()[name] = value
-    return value
+__all__ = ["__version__", *_names]
 
 
 def __dir__() -> list[str]:

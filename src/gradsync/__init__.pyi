@@ -108,6 +108,7 @@ from gradsync.session.queries import is_nccl_available as is_nccl_available
 from gradsync.session.queries import is_torchelastic_launched as is_torchelastic_launched
 from gradsync.session.queries import is_ucc_available as is_ucc_available
 from gradsync.session.queries import is_xccl_available as is_xccl_available
+from gradsync.session.shrinking import shrink_group as shrink_group
 from gradsync.session.subgroups import new_group as new_group
 from gradsync.session.subgroups import new_subgroups as new_subgroups
 from gradsync.session.subgroups import new_subgroups_by_enumeration as new_subgroups_by_enumeration

@@ -1,6 +1,7 @@
 """Meshes with real groups, beside torch's on a backend that only pretends."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -84,14 +85,51 @@ def test_meshes_of_some_ranks_in_any_order(rank, group):
         assert current_mesh() is mesh
     with pytest.raises(RuntimeError, match="no mesh around"):
         current_mesh()
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        copy.copy(mesh)
+    part = pickle.loads(pickle.dumps(mesh["b"]))
+    assert part == mesh["b"]
+    assert part.get_group() is mesh.get_group("b")
+    assert part.root == mesh
+    assert part.root.get_group("a") is mesh.get_group("a")
+    again = copy.deepcopy({"mesh": mesh, "part": mesh["a"]})
+    assert again["part"].root is again["mesh"]
+    assert again["part"].get_group() is mesh.get_group("a")
+    some = pickle.loads(pickle.dumps(some))
+    assert (some.get_coordinate() is None) == (rank in (0, 3))
     with pytest.raises(ValueError, match="at least one group"):
         dist.DeviceMesh.from_group([], "cpu")
     with pytest.raises(ValueError, match="needs mesh and mesh_dim_names"):
         dist.DeviceMesh.from_group(mesh.get_all_groups(), "cpu")
     with pytest.raises(ValueError, match="where the group has"):
         dist.DeviceMesh.from_group(group, "cpu", [0, 1])
+
+
+@pytest.mark.ranks(4, backend=["shm", "threads"])
+def test_meshes_are_cut_and_joined(rank, group):
+    mesh = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("world",))
+    assert mesh.get_group() is group
+    cut = mesh._unflatten("world", (2, 2), ("dp", "tp"))
+    assert cut.mesh.tolist() == [[0, 1], [2, 3]]
+    assert (cut.mesh_dim_names, cut.shape) == (("dp", "tp"), (2, 2))
+    assert total(cut.get_group("dp"), rank) == 2 * (rank % 2) + 2
+    assert total(cut["tp"].get_group(), rank) == (1.0 if rank < 2 else 5.0)
+    more = cut["tp"]._unflatten(0, (2, 1), ("x", "y"))
+    assert more.mesh.tolist() == [[rank // 2 * 2], [rank // 2 * 2 + 1]]
+    assert total(more.get_group("x"), rank) == (1.0 if rank < 2 else 5.0)
+    assert cut._unflatten("tp", (1, 2), ("x", "y")).get_group("dp") is cut.get_group("dp")
+    assert dist.DeviceMesh._concatenate([cut["dp"], cut["tp"]]) == cut
+    lines = cut._get_all_submeshes("dp")
+    assert [line.mesh.tolist() for line in lines] == [[0, 2], [1, 3]]
+    assert lines[rank % 2].get_group() is cut.get_group("dp")
+    for kind, wrong in (
+        (ValueError, lambda: mesh._unflatten(1, (2, 2), ("a", "b"))),
+        (ValueError, lambda: mesh._unflatten("x", (2, 2), ("a", "b"))),
+        (ValueError, lambda: mesh._unflatten(0, (2, 3), ("a", "b"))),
+        (RuntimeError, lambda: mesh._unflatten(0, (2, 2), ("a",))),
+        (RuntimeError, lambda: dist.DeviceMesh._concatenate([cut["dp"], cut["dp"]])),
+        (RuntimeError, lambda: dist.DeviceMesh._concatenate([cut, mesh])),
+    ):
+        with pytest.raises(kind):
+            wrong()
 
 
 def test_mistakes_are_errors_of_torchs_kind():

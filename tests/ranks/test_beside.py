@@ -94,9 +94,8 @@ def test_children_do_not_keep_a_dead_rank_alive(rank, shared, tmp_path):
 
 
 @pytest.mark.ranks(2, backend=["shm", "threads"])
-def test_threads_use_groups_of_their_own_at_the_same_time(rank, group):
-    # Ranks that are threads have no sub-groups: there, a thread beside the rank's own calls.
-    groups = [dist.new_group() for _ in range(4)] if dist.get_backend() == "shm" else [group]
+def test_threads_use_groups_of_their_own_at_the_same_time(rank):
+    groups = [dist.new_group() for _ in range(4)]
     sums: dict[int, float] = {}
 
     def body(number: int) -> None:

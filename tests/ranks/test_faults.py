@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,6 +148,20 @@ def test_traceback_of_a_spawned_rank_reaches_the_others():
     assert context.processes[0].exitcode == 42
 
 
+def start(folder: Path, code: str, *runner: str, **env: str) -> subprocess.Popen[str]:
+    """Start a script, with no launcher's variables but those given."""
+    script = folder / "script.py"
+    script.write_text(code)
+    rest = {k: v for k, v in os.environ.items() if not k.startswith("GRADSYNC_")}
+    return subprocess.Popen(
+        [sys.executable, *runner, str(script)],
+        env={**rest, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 SCRIPT = """
 import sys
 import gradsync as dist
@@ -170,27 +185,21 @@ except dist.PeerLostError as error:
     ],
 )
 def test_script_that_ends_early_tells_the_others_why(tmp_path, act, expected):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(act=act))
-    done = subprocess.run(
-        [sys.executable, "-m", "gradsync", "run", "-n", "2", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert expected in done.stdout + done.stderr
-    assert "rank 1" in done.stdout
+    script = start(tmp_path, SCRIPT.format(act=act), "-m", "gradsync", "run", "-n", "2")
+    output, errors = script.communicate(timeout=60)
+    assert expected in output + errors
+    assert "rank 1" in output
 
 
 FORMING = """
 import os, sys, time
 import gradsync as dist
-from gradsync.backends import shm
+from gradsync.backends import forming
 if os.environ["RANK"] == "1":
     def fail(*args):
+        time.sleep(0.3)  # until the others have seen it arrive
         {act}
-    shm._reach_lowest = fail
+    forming._reach = fail
 start = time.monotonic()
 try:
     dist.init_process_group(timeout=40)
@@ -209,18 +218,9 @@ except dist.PeerLostError as error:
     ],
 )
 def test_rank_that_is_lost_between_arrival_and_group_is_named(tmp_path, act, expected):
-    script = tmp_path / "script.py"
-    script.write_text(FORMING.format(act=act))
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADSYNC_")}
-    env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(40000 + os.getpid() % 10000))
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(40000 + os.getpid() % 10000)}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**env, "RANK": str(rank), "WORLD_SIZE": "3"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        start(tmp_path, FORMING.format(act=act), RANK=str(rank), WORLD_SIZE="3", **meeting)
         for rank in range(3)
     ]
     outputs = [rank.communicate(timeout=60) for rank in ranks]
@@ -248,8 +248,8 @@ def test_broken_group_repeats_what_broke_it(rank, group):
 
 
 def test_hooks_of_others_are_called_once_after_initialising_again(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
+    script = start(
+        tmp_path,
         "import sys, gradsync as dist\n"
         "dist.init_process_group()\n"
         "old = sys.excepthook\n"
@@ -259,10 +259,8 @@ def test_hooks_of_others_are_called_once_after_initialising_again(tmp_path):
         "sys.excepthook = hook\n"
         "dist.destroy_process_group()\n"
         "dist.init_process_group()\n"
-        "raise ValueError('once')\n"
+        "raise ValueError('once')\n",
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.stdout == "mine\n"
-    assert done.stderr.count("ValueError: once") == 1
+    output, errors = script.communicate(timeout=60)
+    assert output == "mine\n"
+    assert errors.count("ValueError: once") == 1

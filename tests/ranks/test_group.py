@@ -12,6 +12,7 @@ import torch
 import torch.distributed as torch_dist
 
 import gradsync as dist
+from gradsync import _native
 from gradsync.testing.conformance import check_backend, check_group
 
 DTYPES = [
@@ -242,3 +243,22 @@ def test_ctrl_c_ends_a_wait(rank, group):
     assert time.monotonic() - start < 0.4
     timer.join()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def test_shortage_of_memory_is_an_error_of_the_first_call():
+    sessions = _native.local_sessions(2, 1 << 40)  # staging space that no machine has
+    failures: list[str] = []
+
+    def body(session: _native.Session) -> None:
+        session.enter(20)
+        with pytest.raises(_native.StatusError, match="no room for") as caught:
+            session.barrier(20)
+        failures.append(caught.value.args[0])
+
+    threads = [threading.Thread(target=body, args=(session,)) for session in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "no_space" in failures
+    assert len(failures) == 2

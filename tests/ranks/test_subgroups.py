@@ -17,7 +17,7 @@ def total(group) -> float:
     return tensor.item()
 
 
-@pytest.mark.ranks(4)
+@pytest.mark.ranks(4, backend=["shm", "threads"])
 def test_members_get_a_group_and_the_others_a_mark(rank):
     group = dist.new_group([3, 1], group_desc="odd ones")
     if rank in (1, 3):
@@ -39,7 +39,7 @@ def test_members_get_a_group_and_the_others_a_mark(rank):
     dist.barrier()
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(3, backend=["shm", "threads"])
 def test_order_of_ranks_may_be_chosen(rank):
     group = dist.new_group([2, 0, 1], sort_ranks=False)
     assert dist.get_process_group_ranks(group) == [2, 0, 1]
@@ -51,7 +51,7 @@ def test_order_of_ranks_may_be_chosen(rank):
     assert dist.group.WORLD.size() == 3
 
 
-@pytest.mark.ranks(4)
+@pytest.mark.ranks(4, backend=["shm", "threads"])
 def test_only_members_call_with_local_synchronization(rank):
     if rank < 2:
         for _ in range(3):  # the same ranks again: another group each time
@@ -63,7 +63,7 @@ def test_only_members_call_with_local_synchronization(rank):
         assert total(group) == 6.0
 
 
-@pytest.mark.ranks(4)
+@pytest.mark.ranks(4, backend=["shm", "threads"])
 def test_sub_groups_in_rows(rank):
     mine, groups = dist.new_subgroups(2)
     assert dist.get_process_group_ranks(mine) == [rank // 2 * 2, rank // 2 * 2 + 1]
@@ -137,10 +137,64 @@ def test_death_is_seen_in_every_group(rank):
         lost.barrier()
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, backend=["shm", "threads"])
 def test_world_takes_its_groups_along(rank):
     group = dist.new_group()
     group.barrier()
     dist.destroy_process_group()
     with pytest.raises(dist.UsageError, match="has been destroyed"):
         group.barrier()
+
+
+@pytest.mark.ranks(3, backend="threads")
+def test_rank_that_leaves_does_not_keep_those_waiting_who_form_a_group(rank):
+    if rank == 2:
+        dist.destroy_process_group()
+        return
+    with pytest.raises(dist.PeerLostError, match=r"rank 1 of .* left before") as caught:
+        dist.new_group([rank, 2], use_local_synchronization=True)
+    assert caught.value.ranks == (1,)
+    pair = dist.new_group([0, 1], use_local_synchronization=True)
+    tensor = dist.shared_zeros(1, group=pair)
+    tensor += rank
+    pair.all_reduce(tensor)
+    assert tensor.item() == 1.0
+
+
+@pytest.mark.ranks(4, faults=[faults.kill(rank=1, at="barrier#1")])
+def test_world_goes_on_without_a_rank_that_died(rank):
+    others = dist.new_group([0, 2, 3], group_desc="without one")
+    with pytest.raises(dist.PeerLostError):
+        dist.barrier()
+    if rank == 3:
+        dist.destroy_process_group()
+        return
+    pair = dist.shrink_group([2], others)
+    assert dist.get_process_group_ranks(pair) == [0, 2]
+    assert pair.group_desc == "without one"
+    assert others.is_closed()
+    assert total(pair) == 2.0
+    world = dist.shrink_group([1, 3])
+    assert world is dist.group.WORLD
+    assert pair.is_closed()
+    assert (dist.get_rank(), dist.get_world_size()) == (rank // 2, 2)
+    assert total(world) == 1.0
+    assert total(dist.new_group()) == 1.0
+
+
+@pytest.mark.ranks(2)
+def test_mistakes_in_shrinking_are_of_torchs_kind(rank):
+    for kind, wrong in (
+        (TypeError, (1,)),
+        (TypeError, ["1"]),
+        (ValueError, []),
+        (ValueError, [2]),
+        (ValueError, [1 - rank, 1 - rank]),
+        (ValueError, [0, 1]),
+        (RuntimeError, [rank]),
+    ):
+        with pytest.raises(kind):
+            dist.shrink_group(wrong)
+    with pytest.raises(ValueError, match="SHRINK_ABORT"):
+        dist.shrink_group([1 - rank], shrink_flags=2)
+    dist.barrier()

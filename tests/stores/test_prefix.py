@@ -93,6 +93,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "check": ((["k", b"l"],), (["p/k", "p/l"],)),
     "wait": ((["k"], 3.0), (["p/k"], 3.0)),
     "multi_get": ((["k"],), (["p/k"],)),
+    "get_within": ((["k"], 3.0), (["p/k"], 3.0)),
     "multi_set": ((["k"], ["v"]), (["p/k"], ["v"])),
     "num_keys": ((), ()),
     "list_keys": ((), ()),

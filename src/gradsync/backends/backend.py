@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gradsync.backends.call import Call
 from gradsync.backends.work import Work
 from gradsync.base.host import HostEvidence
 from gradsync.stores.store import Store
+
+if TYPE_CHECKING:
+    from gradsync.backends.forming import Invitation
 
 __all__ = ["Backend", "Bootstrap"]
 
@@ -29,6 +32,8 @@ class Bootstrap:
     """The world's backend when this is for a sub-group, which may share what that has."""
     places: tuple[int, ...] = ()
     """The ranks in that world, in the order of ranks in the group."""
+    invitation: Invitation | None = None
+    """What was made ready before everyone had come, for a backend that does."""
 
 
 class Backend(Protocol):

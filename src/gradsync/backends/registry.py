@@ -14,11 +14,21 @@ from typing import Any, ClassVar
 
 from gradsync.backends.backend import Backend as Engine
 from gradsync.backends.backend import Bootstrap
+from gradsync.backends.forming import Invitation
 from gradsync.backends.shm import ShmBackend
+from gradsync.backends.threads import ThreadsBackend
 from gradsync.errors import BackendUnavailable, UsageError
 from gradsync.stores.store import Store
 
-__all__ = ["Backend", "BackendConfig", "BackendOptions", "engine_of", "is_known", "open_engine"]
+__all__ = [
+    "Backend",
+    "BackendConfig",
+    "BackendOptions",
+    "engine_of",
+    "invitation_to",
+    "is_known",
+    "open_engine",
+]
 
 _OURS = ("shm", "gradsync")
 _VERBS = ("submit", "abort", "leave", "close")
@@ -166,11 +176,14 @@ def is_known(name: str) -> bool:
     return name in _OURS or name in Backend._plugins
 
 
-def engine_of(config: BackendConfig) -> str:
-    """Return the one backend of a group; raise when it is none that there is, or more than one."""
+def engine_of(config: BackendConfig, world: Engine | None = None) -> str:
+    """Return the one backend of a group; raise when it is none that there is, or more than one.
+
+    A sub-group may have that of its ``world``, which need not be one that can be asked for.
+    """
     names = sorted(set(config.get_device_backend_map().values()))
     for name in names:
-        if not is_known(name):
+        if not is_known(name) and (world is None or name != world.name):
             known = ", ".join([*_OURS, *Backend._plugins])
             raise BackendUnavailable(
                 f"backend {name!r} is not available; use 'shm' (or None) for ranks on one host, or "
@@ -181,11 +194,17 @@ def engine_of(config: BackendConfig) -> str:
     return names[0]
 
 
+def invitation_to(engine: str) -> Invitation | None:
+    """Return what gets an engine's memory ready while the ranks of a new world still arrive."""
+    return Invitation() if engine in _OURS else None
+
+
 def open_engine(name: str, bootstrap: Bootstrap, options: Any = None) -> Engine:
     """Make the engine of one member of a group; the other members do the same."""
     plugin = Backend._plugins.get(name)
     if plugin is None:
-        return ShmBackend.open(bootstrap)
+        among_threads = isinstance(bootstrap.world, ThreadsBackend)
+        return ThreadsBackend.open(bootstrap) if among_threads else ShmBackend.open(bootstrap)
     size = len(bootstrap.evidence)
     # The longest that a timedelta can say stands for no limit.
     timeout = timedelta(seconds=min(bootstrap.timeout_s, 1e9))

@@ -1,23 +1,18 @@
-"""The shared-memory backend: ranks on one host, bytes moved by the native core.
-
-Who shares memory with whom is found out by trying: ranks with the same boot id reach for each
-other's lobby, and only those that get through are on one host.
-"""
+"""The shared-memory backend: ranks on one host, bytes moved by the native core."""
 
 from __future__ import annotations
 
 import copy
-import json
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from gradsync import _native
 from gradsync.backends.backend import Bootstrap
 from gradsync.backends.board import ShmBoard
 from gradsync.backends.call import NO_BUFFER, Buffer, Call
+from gradsync.backends.forming import share_memory
 from gradsync.backends.ops import FINISH_BUCKETS
 from gradsync.backends.pending import PendingWork
 from gradsync.backends.pieces import run_call
@@ -26,37 +21,17 @@ from gradsync.backends.translate import (
     RankState,
     broken_error,
     call_error,
-    forming_error,
     no_memory_error,
     rank_states,
 )
 from gradsync.backends.waits import Answering, watch_waits
 from gradsync.backends.work import DoneWork, Work
-from gradsync.base.deadline import Deadline
-from gradsync.base.host import HostEvidence, is_dead, islands
-from gradsync.errors import (
-    BackendUnavailable,
-    DistBackendError,
-    DistError,
-    PeerLostError,
-    RendezvousError,
-    StoreConnectionError,
-    StoreTimeout,
-)
+from gradsync.errors import DistBackendError, DistError
 
-__all__ = ["ShmBackend", "failure_key", "share_memory"]
-
-STAGING_BYTES = 1 << 20
-"""Shared memory per rank through which private tensors pass. Two halves of 512 KiB stay in the
-second-level cache; larger ones gained nothing at 25 MB."""
-
-
-_TO_PART_S = 5.0
-_LOOK_S = 0.1
+__all__ = ["ShmBackend"]
 
 # One handle for all: a call is done when it returns, and its outputs are the caller's own tensors.
 _DONE = DoneWork([])
-
 
 _MOMENT_S = 5.0
 """For calls in flight when their group is destroyed: enough for ranks that do it at the same time,
@@ -85,11 +60,12 @@ class ShmBackend:
     def open(cls, bootstrap: Bootstrap) -> ShmBackend:
         """Meet the other ranks in shared memory; all of them must be on this host."""
         watch_waits()
-        session = share_memory(bootstrap)
+        world = bootstrap.world._session if isinstance(bootstrap.world, ShmBackend) else None
+        session = share_memory(bootstrap, world)
         session.name = bootstrap.group
         backend = cls(session)
-        if isinstance(bootstrap.world, ShmBackend):
-            session.ask_through(bootstrap.world._session, list(bootstrap.places))
+        if world is not None:
+            session.ask_through(world, list(bootstrap.places))
         else:
             backend._answer_peers()
         return backend
@@ -171,117 +147,3 @@ class ShmBackend:
 def printable(text: str) -> str:
     """Return a text that can cross into the core: a lone surrogate (a bad file name) cannot."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def share_memory(bootstrap: Bootstrap) -> _native.Session:
-    """Find out who can map whose memory, and form one session of all ranks or say why not."""
-    rank, evidence = bootstrap.rank, bootstrap.evidence
-    size = len(evidence)
-    lobby = _native.Lobby()
-    swap = _Swap(bootstrap)
-    lobbies = [
-        json.loads(text) for text in swap("lobby", json.dumps([lobby.name, lobby.secret.hex()]))
-    ]
-    leader, link = _reach_lowest(rank, evidence, [name for name, _ in lobbies])
-    leaders = [int(text) for text in swap("leader", str(leader))]
-    groups = islands(evidence, dict(enumerate(leaders)))
-    if len(groups) > 1:
-        # Rank 0 may serve the store: nobody goes before everybody knows.
-        bootstrap.store.barrier("islands", size, min(bootstrap.timeout_s, _TO_PART_S))
-        raise BackendUnavailable(_explain(groups, evidence))
-    world = bootstrap.world._session if isinstance(bootstrap.world, ShmBackend) else None
-    try:
-        if link is None:
-            # A pid means the same process to us only within one pid namespace.
-            here = evidence[rank].pid_namespace
-            pids = [e.pid if here and e.pid_namespace == here else 0 for e in evidence]
-            return lobby.host(pids, STAGING_BYTES, bootstrap.timeout_s, world)
-        return link.join(bytes.fromhex(lobbies[0][1]), rank, size, bootstrap.timeout_s, world)
-    except _native.StatusError as error:
-        raise forming_error(error) from None
-
-
-class _Swap:
-    """Exchanges a text with every rank through the store, and looks who is still there meanwhile.
-
-    Without that, a rank that dies or fails after rendezvous would keep the others waiting for the
-    whole timeout.
-    """
-
-    def __init__(self, bootstrap: Bootstrap) -> None:
-        self._bootstrap = bootstrap
-        self._deadline = Deadline(bootstrap.timeout_s)
-
-    def __call__(self, name: str, text: str) -> list[bytes]:
-        store = self._bootstrap.store
-        keys = [f"{name}/{rank}" for rank in range(len(self._bootstrap.evidence))]
-        store.set(keys[self._bootstrap.rank], text)
-        while True:
-            try:
-                store.wait(keys, min(_LOOK_S, max(self._deadline.remaining(), 0.001)))
-            except StoreTimeout:
-                self._look_around([r for r, key in enumerate(keys) if not store.check([key])])
-            except StoreConnectionError:
-                # Its server may have gone because of a rank that had gone before.
-                self._find_dead(range(len(keys) - 1, -1, -1))
-                raise
-            else:
-                return store.multi_get(keys)
-
-    def _look_around(self, missing: list[int]) -> None:
-        store, evidence = self._bootstrap.store, self._bootstrap.evidence
-        for rank in missing:
-            who = f"rank {rank} ({evidence[rank].where})"
-            if store.check([failure_key(rank)]):
-                why = store.get(failure_key(rank)).decode("utf-8", "replace")
-                self._lost(rank, f"{who} failed before the group was formed: {why}")
-        self._find_dead(missing)
-        if self._deadline.expired():
-            who = "; ".join(f"rank {rank} ({evidence[rank].where})" for rank in missing)
-            raise RendezvousError(
-                f"the group was not formed within {self._bootstrap.timeout_s:g} s: nothing was "
-                f"heard of {who} after they had arrived"
-            )
-
-    def _find_dead(self, ranks: Iterable[int]) -> None:
-        evidence = self._bootstrap.evidence
-        for rank in ranks:
-            if is_dead(evidence[rank], evidence[self._bootstrap.rank]):
-                who = f"rank {rank} ({evidence[rank].where})"
-                self._lost(rank, f"{who} ended before the group was formed")
-
-    def _lost(self, rank: int, message: str) -> NoReturn:
-        # We may serve the store: let the others look around too before we go.
-        time.sleep(3 * _LOOK_S)
-        raise PeerLostError(message, ranks=[rank])
-
-
-def failure_key(rank: int) -> str:
-    """Return where a rank says that it failed while its group was being formed."""
-    return f"failed/{rank}"
-
-
-def _reach_lowest(
-    rank: int, evidence: Sequence[HostEvidence], lobbies: list[str]
-) -> tuple[int, _native.Link | None]:
-    """Return the lowest rank whose lobby can be reached from here, and the way to it."""
-    for other in range(rank):
-        if not evidence[rank].boot_id or evidence[other].boot_id != evidence[rank].boot_id:
-            continue
-        try:
-            return other, _native.Link(lobbies[other])
-        except _native.StatusError:
-            continue  # the same kernel, but another network namespace: not reachable
-    return rank, None
-
-
-def _explain(groups: list[list[int]], evidence: Sequence[HostEvidence]) -> str:
-    parts = "; ".join(
-        f"ranks {', '.join(map(str, ranks))} on {evidence[ranks[0]].host} "
-        f"(boot {evidence[ranks[0]].boot_id[:8]})"
-        for ranks in groups
-    )
-    return (
-        f"the shared-memory backend serves ranks that can map each other's memory, but these "
-        f"cannot: {parts}. Start all ranks on one host, in one network namespace."
-    )

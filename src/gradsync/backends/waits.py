@@ -5,8 +5,8 @@ Both are told by the native core, from inside its waits: nothing here runs while
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import importlib.util
 import linecache
 import logging
 import os
@@ -31,7 +31,6 @@ __all__ = [
 
 _log = logging.getLogger("gradsync")
 
-_THREAD_NAME = "gradsync answers"
 _DEEPEST = 8
 """Frames of a stack that are told, the innermost ones."""
 
@@ -43,10 +42,9 @@ def watch_waits() -> None:
 
 
 def _own_folders() -> list[str]:
-    folders = [os.path.dirname(os.path.dirname(__file__))]
     # Found without importing it: this layer does not know torch.
-    spec = importlib.util.find_spec("torch") if "torch" in sys.modules else None
-    return [*folders, *(spec.submodule_search_locations or ())] if spec else folders
+    torch = sys.modules.get("torch")
+    return [os.path.dirname(os.path.dirname(__file__)), *getattr(torch, "__path__", ())]
 
 
 def tell_late(
@@ -122,7 +120,7 @@ def standing() -> str:
     lines = stack_of(frames.get(main.ident or 0))
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
-        if thread is main or thread.name == _THREAD_NAME or frame is None:
+        if thread is main or frame is None:
             continue
         lines.append(f"(thread {thread.name!r} at {stack_of(frame)[-1]})")
     return "\n".join(lines)
@@ -136,16 +134,24 @@ class Answering:
 
     def __init__(self, session: _native.Session) -> None:
         self._session = session
-        self._thread = threading.Thread(
-            target=_answer, args=(session,), name=_THREAD_NAME, daemon=True
-        )
-        self._thread.start()
+        self._running = _thread.allocate_lock()
+        self._running.acquire()
+        # Not a threading.Thread, whose start waits for the thread to run: so would every new world.
+        self._ident = _thread.start_new_thread(self._run, ())
+        self._owner = os.getpid()
+
+    def _run(self) -> None:
+        try:
+            _answer(self._session)
+        finally:
+            self._running.release()
 
     def stop(self) -> None:
         """End the thread; harmless in a forked child, which does not have it."""
         self._session.stop_answering()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._ident != _thread.get_ident() and self._owner == os.getpid():
+            with self._running:
+                pass
 
 
 def _answer(session: _native.Session) -> None:

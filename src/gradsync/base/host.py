@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gradsync.errors import UsageError
 
@@ -48,21 +49,31 @@ def host_evidence() -> HostEvidence:
         boot_id=_boot_id(),
         host=socket.gethostname(),
         pid=pid,
-        started=start_time(pid),
+        started=_own_start(pid),
         uid=os.getuid(),
         net_namespace=_inode("/proc/self/ns/net"),
         pid_namespace=_inode("/proc/self/ns/pid"),
     )
 
 
+@lru_cache(maxsize=1)
+def _own_start(pid: int) -> int:
+    return start_time(pid)
+
+
 def start_time(pid: int) -> int:
     """Return when a process started, in clock ticks after boot; 0 when there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The second field is the name in parentheses and may itself hold spaces and ")".
-            fields = file.read().rpartition(b")")[2].split()
+        # Not open(): all ranks look at all others when they meet, and this takes a third.
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(file, 4096)
+        finally:
+            os.close(file)
     except OSError:
         return 0
+    # The second field is the name in parentheses and may itself hold spaces and ")".
+    fields = text.rpartition(b")")[2].split()
     # A zombie has ended: only its exit status is left.
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
@@ -103,6 +114,7 @@ def islands(evidence: Sequence[HostEvidence], reachable: Mapping[int, int]) -> l
     return [[rank for rank in range(size) if leader[rank] == head] for head in sorted(set(leader))]
 
 
+@lru_cache(maxsize=1)
 def _boot_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

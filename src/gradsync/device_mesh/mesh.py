@@ -8,16 +8,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
+from gradsync.device_mesh.grid import Grid
 from gradsync.device_mesh.layout import Dims, Layout
+from gradsync.device_mesh.lines import (
+    backends_of,
+    checked_names,
+    form_line,
+    form_lines,
+    group_named,
+    layout_of,
+)
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import default_group, resolve
 from gradsync.session.lifecycle import init_process_group
-from gradsync.session.subgroups import new_group
 
 __all__ = ["DeviceMesh", "current_mesh", "init_device_mesh"]
 
@@ -57,7 +65,7 @@ def current_mesh() -> DeviceMesh:
     return found
 
 
-class DeviceMesh:
+class DeviceMesh(Grid):
     """Ranks in a grid, with a group along each dimension.
 
     Args:
@@ -75,8 +83,8 @@ class DeviceMesh:
         mesh_dim_names: Sequence[str] | None = None,
         backend_override: Mapping[int | str, Any] | None = None,
     ) -> None:
-        layout = _layout_of(mesh)
-        names = _checked_names(layout, mesh_dim_names)
+        layout = layout_of(mesh)
+        names = checked_names(layout, mesh_dim_names)
         if default_group() is None:
             init_process_group()
         world = resolve(None)
@@ -85,11 +93,11 @@ class DeviceMesh:
                 f"a mesh of the ranks {list(layout.ranks)} does not fit into a world of "
                 f"{world.size()}"
             )
-        backends = _backends(layout, names, backend_override)
+        backends = backends_of(len(layout.shape), names, backend_override)
         self._become(device_type, layout, tuple((d,) for d in range(len(layout.shape))), names)
         for dim in range(len(layout.shape)):
             about = f"mesh_{names[dim]}" if names else f"mesh_dim_{dim}"
-            self._groups[(dim,)] = _form(layout.lines((dim,)), about, backends.get(dim))
+            self._groups[(dim,)] = form_lines(layout.lines((dim,)), about, backends.get(dim))
 
     def _become(
         self,
@@ -107,7 +115,8 @@ class DeviceMesh:
         """Each dimension as dimensions of the root's layout."""
         self._rank = resolve(None).rank()
         self._root = self if root is None else root
-        self._groups: dict[Dims, ProcessGroup | None] = {} if root is None else root._groups
+        self._groups: dict[Dims, ProcessGroup | str | None] = {} if root is None else root._groups
+        """None where the caller is in none; a name after pickling, until it is asked for."""
         self._flattened: dict[str, Dims] = {} if root is None else root._flattened
         self._layout = layout
         """What this mesh itself looks like."""
@@ -127,11 +136,11 @@ class DeviceMesh:
             raise UsageError("from_group needs at least one group")
         if not isinstance(group, ProcessGroup) and (mesh is None or mesh_dim_names is None):
             raise UsageError("from_group needs mesh and mesh_dim_names for a list of groups")
-        layout = _layout_of(list(groups[0].members.ranks) if mesh is None else mesh)
+        layout = layout_of(list(groups[0].members.ranks) if mesh is None else mesh)
         if len(layout.shape) != len(groups):
             raise UsageError(f"{len(groups)} groups for a mesh of {len(layout.shape)} dimensions")
         made = cls.__new__(cls)
-        names = _checked_names(layout, mesh_dim_names)
+        names = checked_names(layout, mesh_dim_names)
         made._become(device_type, layout, tuple((d,) for d in range(len(groups))), names)
         for dim, each in enumerate(groups):
             mine = [line for line in layout.lines((dim,)) if made._rank in line]
@@ -146,36 +155,9 @@ class DeviceMesh:
     # -- what it looks like -----------------------------------------------------------------------
 
     @property
-    def mesh(self) -> torch.Tensor:
-        """The ranks as a tensor."""
-        return torch.tensor(self._layout.ranks, dtype=torch.int32).reshape(self._layout.shape)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of ranks along each dimension."""
-        return self._layout.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self._layout.shape)
-
-    @property
     def root(self) -> DeviceMesh:
         """The mesh that this one was sliced or flattened from; itself for one that was not."""
         return self._root
-
-    def size(self, mesh_dim: int | None = None) -> int:
-        """Return the number of ranks, along one dimension or of all."""
-        return prod(self.shape) if mesh_dim is None else self.shape[mesh_dim]
-
-    def get_rank(self) -> int:
-        """Return the caller's rank in the world."""
-        return self._rank
-
-    def get_coordinate(self) -> tuple[int, ...] | None:
-        """Return where the caller is in the mesh, None when it is not in it."""
-        return self._layout.coordinate(self._rank)
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
         """Return the caller's place along a dimension, which is its rank in the group too."""
@@ -189,9 +171,12 @@ class DeviceMesh:
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
         """Return the caller's group along a dimension; a mesh of one needs no name for it."""
-        found = self._groups[self._dims[self._index("get_group", mesh_dim)]]
+        dims = self._dims[self._index("get_group", mesh_dim)]
+        found = self._groups[dims]
         if found is None:
             raise self._outside()
+        if isinstance(found, str):
+            found = self._groups[dims] = group_named(found)
         return found
 
     def get_all_groups(self) -> list[ProcessGroup]:
@@ -238,11 +223,81 @@ class DeviceMesh:
         if self._flattened.get(name, dims) != dims:
             raise UsageError(f"{name!r} is another flattened mesh already; give another name")
         if dims not in self._groups:
-            self._groups[dims] = _form(self._root._layout.lines(dims), f"mesh_{name}", None)
+            self._groups[dims] = form_lines(self._root._layout.lines(dims), f"mesh_{name}", None)
         self._flattened[name] = dims
         return self._view((dims,), (name,))
 
     _flatten = flatten
+
+    def unflatten(
+        self,
+        dim: int | str,
+        mesh_sizes: Sequence[int],
+        mesh_dim_names: Sequence[str],
+        backend_override: Mapping[int | str, Any] | None = None,
+    ) -> DeviceMesh:
+        """Return a mesh with one dimension cut into several; every rank of this mesh calls this.
+
+        The groups along the other dimensions are shared. The result is a mesh of its own: the names
+        of its new dimensions are not known to this one.
+        """
+        if self.mesh_dim_names is None:
+            raise UsageError("a mesh without mesh_dim_names cannot be unflattened")
+        if isinstance(dim, str) and dim not in self.mesh_dim_names:
+            raise UsageError(f"no dimension {dim!r}; there are {self.mesh_dim_names}")
+        if isinstance(dim, int) and not -self.ndim <= dim < self.ndim:
+            raise UsageError(f"no dimension {dim} in a mesh with {self.ndim}")
+        at = self._index("unflatten", dim)
+        if prod(mesh_sizes) != self.shape[at]:
+            raise UsageError(f"{tuple(mesh_sizes)} do not make a dimension of {self.shape[at]}")
+        inner = checked_names(
+            Layout(tuple(mesh_sizes), tuple(range(self.shape[at]))), mesh_dim_names
+        )
+        backends = backends_of(len(mesh_sizes), inner, backend_override)
+        shape = (*self.shape[:at], *mesh_sizes, *self.shape[at + 1 :])
+        layout = Layout(shape, self._layout.ranks)
+        names = (*self.mesh_dim_names[:at], *(inner or ()), *self.mesh_dim_names[at + 1 :])
+        made = DeviceMesh.__new__(DeviceMesh)
+        dims = tuple((each,) for each in range(len(shape)))
+        made._become(self.device_type, layout, dims, checked_names(layout, names))
+        kept = [self._groups[each] for each in self._dims]
+        formed = [
+            form_line(line, f"mesh_{names[each]}", backends.get(each - at))
+            for each in range(at, at + len(mesh_sizes))
+            for line in layout.lines((each,))
+            if self._rank in line
+        ]
+        new = formed or [None] * len(mesh_sizes)
+        made._groups.update(zip(dims, [*kept[:at], *new, *kept[at + 1 :]], strict=True))
+        return made
+
+    _unflatten = unflatten
+
+    @staticmethod
+    def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> DeviceMesh:
+        """Return a mesh with the dimensions of several parts of one mesh, in their order."""
+        meshes = list(device_mesh_list)
+        if not meshes or any(mesh._root is not meshes[0]._root for mesh in meshes):
+            raise UsageError("meshes to be joined must be parts of the same one")
+        dims = tuple(dim for mesh in meshes for dim in mesh._dims)
+        names = tuple(name for mesh in meshes for name in mesh.mesh_dim_names or ())
+        every = [dim for each in dims for dim in each]
+        if len(set(every)) != len(every):
+            raise UsageError(f"the dimensions {names} overlap")
+        return meshes[0]._view(dims, names)
+
+    def _get_all_submeshes(self, mesh_dim_name: str) -> list[DeviceMesh]:
+        """Return every line along a dimension as a mesh; only the caller's own has its group."""
+        at = self._index("_get_all_submeshes", mesh_dim_name)
+        found = []
+        for line in self._layout.lines((at,)):
+            made = DeviceMesh.__new__(DeviceMesh)
+            made._become(
+                self.device_type, Layout((len(line),), tuple(line)), ((0,),), (mesh_dim_name,)
+            )
+            made._groups[(0,)] = self._groups[self._dims[at]] if self._rank in line else None
+            found.append(made)
+        return found
 
     def _get_root_mesh(self) -> DeviceMesh:
         return self._root
@@ -300,56 +355,22 @@ class DeviceMesh:
             lengths = [f"{n}={s}" for n, s in zip(self.mesh_dim_names, self.shape, strict=True)]
         return f"DeviceMesh(({', '.join(lengths)}), {self.device_type!r})"
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a DeviceMesh cannot be pickled or copied: make one on each rank")
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: groups go by their names, and a part with its root."""
+        state = dict(vars(self))
+        if self._root is not self:
+            del state["_groups"], state["_flattened"]
+            return state
+        state["_groups"] = {
+            dims: group.group_name if isinstance(group, ProcessGroup) else group
+            for dims, group in self._groups.items()
+        }
+        return state
 
-
-def _layout_of(mesh: Any) -> Layout:
-    ranks = torch.as_tensor(mesh)
-    if ranks.is_floating_point() or ranks.is_complex() or ranks.dtype is torch.bool:
-        raise UsageError(f"a mesh is made of ranks, got {mesh!r}")
-    if ranks.numel() and int(ranks.min()) < 0:
-        raise UsageError(f"a mesh is made of ranks, which are not negative, got {mesh!r}")
-    return Layout(tuple(ranks.shape), tuple(ranks.flatten().tolist()))
-
-
-def _checked_names(layout: Layout, names: Sequence[str] | None) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    if isinstance(names, str) or len(names) != len(layout.shape):
-        raise UsageError(f"mesh_dim_names {names!r} do not fit the shape {layout.shape}")
-    if len(set(names)) != len(names):
-        raise UsageError(f"every dimension needs a name of its own, got {names!r}")
-    return tuple(names)
-
-
-def _backends(
-    layout: Layout, names: tuple[str, ...] | None, override: Mapping[int | str, Any] | None
-) -> dict[int, str]:
-    """Return the backends that were asked for, by dimension."""
-    found = {}
-    for key, value in (override or {}).items():
-        dim = names.index(key) if names and isinstance(key, str) and key in names else key
-        if not isinstance(dim, int) or not 0 <= dim < len(layout.shape) or dim in found:
-            raise UsageError(
-                f"backend_override has {key!r}; dimensions are {list(range(len(layout.shape)))}"
-                + (f" or {list(names)}" if names else "")
-            )
-        backend = value[0] if isinstance(value, tuple) else value
-        if not isinstance(backend, str):
-            raise UsageError(f"backend_override takes names of backends, got {value!r}")
-        found[dim] = backend
-    return found
-
-
-def _form(lines: list[list[int]], about: str, backend: str | None) -> ProcessGroup | None:
-    """Form a group for each line and return the caller's; the world is one already."""
-    world = resolve(None)
-    if backend is None and lines == [list(range(world.size()))]:
-        return world
-    mine = None
-    for ranks in lines:
-        group = new_group(ranks, backend=backend, group_desc=about, sort_ranks=False)
-        if isinstance(group, ProcessGroup):
-            mine = group
-    return mine
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Become what was pickled, on the rank that this is now."""
+        self.__dict__.update(state)
+        if self._root is not self:
+            self._groups, self._flattened = self._root._groups, self._root._flattened
+        if (world := default_group()) is not None:
+            self._rank = world.rank()

@@ -22,9 +22,9 @@ class Members:
     rank: int
     """The caller's rank in the group."""
     evidence: tuple[HostEvidence, ...] = ()
-    """Where each member runs; empty for ranks that are threads."""
+    """Where each member runs."""
     store: Store | None = None
-    """The world's store, for groups to come; none for ranks that are threads."""
+    """The world's store, for groups to come."""
 
     def group_rank(self, world_rank: int) -> int:
         """Return the rank in the group of a rank of the world.

@@ -12,8 +12,9 @@ Steps of a rank, and round trips when everybody comes::
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import host_evidence, is_dead
@@ -21,7 +22,7 @@ from gradsync.errors import DistStoreError, RendezvousError, StoreConnectionErro
 from gradsync.rendezvous.member import Member, Record, Tombstone, decode, join_names, join_ranks
 from gradsync.stores.store import Store
 
-__all__ = ["Joined", "join", "leave"]
+__all__ = ["Joined", "Preparation", "join", "leave"]
 
 _ROOT = "gradsync/rendezvous"
 # While a rank waits, it looks around in growing steps: often enough to report a disagreement soon,
@@ -38,6 +39,19 @@ class Joined:
     members: tuple[Member, ...]
 
 
+class Preparation(Protocol):
+    """What a rank does for the time after meeting while it meets the others."""
+
+    def card(self, rank: int, world_size: int) -> str:
+        """Return what this rank has to tell everybody."""
+
+    def prepare(self) -> None:
+        """Use the time while others may still be on their way; may be called more than once."""
+
+    def read(self, cards: Sequence[str]) -> None:
+        """Take in what every rank had to tell, in rank order."""
+
+
 def join(
     store: Store,
     rank: int,
@@ -46,16 +60,17 @@ def join(
     *,
     local_rank: int = -1,
     serves: bool = False,
-    exclusive: bool = False,
+    preparation: Preparation | None = None,
 ) -> Joined:
     """Meet the other ranks at ``store``; ``RendezvousError`` says who came and who is missing.
 
     May be called any number of times on a living store: each time is a new generation. ``serves``
     is set by the rank that serves the store, which must not take it away before everybody has read
-    a bad verdict; ``exclusive`` when no other thread uses this handle, which saves a round trip.
+    a bad verdict.
     """
-    me = Member(rank, world_size, local_rank, host_evidence(), secrets.token_hex(4))
-    return _Arrival(store, me, deadline, serves, exclusive).run()
+    card = "" if preparation is None else preparation.card(rank, world_size)
+    me = Member(rank, world_size, local_rank, host_evidence(), secrets.token_hex(4), card)
+    return _Arrival(store, me, deadline, serves, preparation).run()
 
 
 def leave(store: Store, joined: Joined, rank: int) -> None:
@@ -72,13 +87,18 @@ def _slot(generation: int, rank: int) -> str:
 
 class _Arrival:
     def __init__(
-        self, store: Store, me: Member, deadline: Deadline, serves: bool, exclusive: bool
+        self,
+        store: Store,
+        me: Member,
+        deadline: Deadline,
+        serves: bool,
+        preparation: Preparation | None,
     ) -> None:
         self._store = store
         self._me = me
         self._deadline = deadline
         self._serves = serves
-        self._one_trip = exclusive and store.has_extended_api()
+        self._preparation = preparation
         self._past = ""
         """Why an earlier round on this store came to nothing, for the message of this one."""
         self._left_behind: list[tuple[int, int]] = []
@@ -99,9 +119,13 @@ class _Arrival:
             record = self._me.encode()
             found = self._store.compare_set(_slot(generation, self._me.rank), b"", record)
             if found == record or self._is_mine(generation, decode(found)):
+                if self._preparation is not None:
+                    self._preparation.prepare()
                 members = self._wait(generation)
                 if members is not None:
                     self._leave_hint(generation)
+                    if self._preparation is not None:
+                        self._preparation.read([member.card for member in members])
                     return Joined(generation, members)
             generation = self._next(generation)
 
@@ -162,7 +186,9 @@ class _Arrival:
         look_s = _FIRST_LOOK_S
         while True:
             try:
-                values = self._read_all(keys, min(look_s, self._deadline.remaining()))
+                # Zero would mean "for ever" to a store.
+                limit_s = max(min(look_s, self._deadline.remaining()), 0.001)
+                values = self._store.get_within(keys, limit_s)
             except TimeoutError:
                 look_s = min(2 * look_s, _LONGEST_LOOK_S)
                 self._look_around(generation)
@@ -170,19 +196,6 @@ class _Arrival:
                     self._give_up(generation)
                 continue
             return self._verdict(generation, [decode(value) for value in values])
-
-    def _read_all(self, keys: list[str], limit_s: float) -> list[bytes]:
-        # Zero would mean "for ever" to a store.
-        limit_s = max(limit_s, 0.001)
-        if not self._one_trip:
-            self._store.wait(keys, limit_s)
-            return self._store.multi_get(keys)
-        usual = self._store.timeout
-        self._store.set_timeout(limit_s)
-        try:
-            return self._store.multi_get(keys)
-        finally:
-            self._store.set_timeout(usual)
 
     def _look(self, generation: int, world_size: int) -> dict[int, Record]:
         """Return the slots that are filled right now."""
@@ -262,7 +275,7 @@ class _Arrival:
         """Return why this round can no longer be ours though nobody failed it, else ""."""
         for member in members:
             # A file that an earlier run left behind holds the introductions of dead processes.
-            if is_dead(member.evidence, self._me.evidence):
+            if not member.same_process(self._me) and is_dead(member.evidence, self._me.evidence):
                 return f"rank {member} ended before everyone had come"
         for size in {member.world_size for member in members}:
             # A smaller world formed here before; the new one has more ranks than that had slots.

@@ -11,7 +11,7 @@ from urllib.parse import urlencode, urlsplit
 from gradsync.base.deadline import Deadline, Timeout
 from gradsync.config import environment
 from gradsync.errors import DistNetworkError, DistStoreError, RendezvousError, UsageError
-from gradsync.rendezvous.join import Joined, join, leave
+from gradsync.rendezvous.join import Joined, Preparation, join, leave
 from gradsync.rendezvous.member import Member
 from gradsync.rendezvous.place import UnixPlace
 from gradsync.rendezvous.resolve import open_store, parent_identity, serves, settle
@@ -62,10 +62,12 @@ def meet(
     store: Store | None = None,
     timeout: Timeout | None = DEFAULT_TIMEOUT,
     env: Mapping[str, str] | None = None,
+    preparation: Preparation | None = None,
 ) -> Meeting:
     """Meet the other ranks of the job and return when all of them are there.
 
     With nothing given and nothing set this is a world of one. ``timeout`` of None waits for ever.
+    What ``preparation`` does takes part in arriving.
 
     Raises:
         UsageError: arguments or environment are incomplete or contradict each other.
@@ -81,17 +83,25 @@ def meet(
             raise UsageError("pass either store or init_method, not both")
         if world_size < 1 or rank < 0:
             raise UsageError(f"a store needs rank and world_size, got {rank=} and {world_size=}")
-        joined = join(store, rank, world_size, deadline)
+        joined = join(store, rank, world_size, deadline, preparation=preparation)
         return _meeting(store, joined, rank, world_size, -1)
     if init_method is not None and _scheme(init_method) in _handlers:
         found, rank, world_size = next(rendezvous(init_method, rank, world_size, timeout=timeout))
-        return meet(store=found, rank=rank, world_size=world_size, timeout=deadline.remaining())
+        return meet(
+            store=found,
+            rank=rank,
+            world_size=world_size,
+            timeout=deadline.remaining(),
+            preparation=preparation,
+        )
     spec = settle(parse(init_method, rank, world_size, env, parent_identity))
-    opened, joined = _open_and_join(spec, deadline, timeout)
+    opened, joined = _open_and_join(spec, deadline, timeout, preparation)
     return _meeting(opened, joined, spec.rank, spec.world_size, spec.local_rank)
 
 
-def _open_and_join(spec: Spec, deadline: Deadline, timeout: Timeout | None) -> tuple[Store, Joined]:
+def _open_and_join(
+    spec: Spec, deadline: Deadline, timeout: Timeout | None, preparation: Preparation | None
+) -> tuple[Store, Joined]:
     serving = serves(spec)
     while True:
         store = _open(spec, deadline)
@@ -103,7 +113,7 @@ def _open_and_join(spec: Spec, deadline: Deadline, timeout: Timeout | None) -> t
                 deadline,
                 local_rank=spec.local_rank,
                 serves=serving,
-                exclusive=not serving,
+                preparation=preparation,
             )
         except DistNetworkError as error:
             # A rank that meets for the second time may find the first store while rank 0 is still

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gradsync.base.host import HostEvidence
@@ -20,7 +20,8 @@ __all__ = ["Member", "Record", "Tombstone", "decode", "join_names", "join_ranks"
 class Member:
     """A rank as it introduced itself.
 
-    ``attempt`` tells one arrival of a process from its next one.
+    ``attempt`` tells one arrival of a process from its next one; ``card`` is what it has to tell
+    everybody beforehand.
     """
 
     rank: int
@@ -28,6 +29,7 @@ class Member:
     local_rank: int
     evidence: HostEvidence
     attempt: str = ""
+    card: str = ""
 
     def __str__(self) -> str:
         return f"{self.rank} ({self.where})"
@@ -43,7 +45,7 @@ class Member:
 
     def encode(self) -> bytes:
         """Return the record as it is stored."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return _stored({**vars(self), "evidence": vars(self.evidence)})
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,14 @@ class Tombstone:
 
     def encode(self) -> bytes:
         """Return the record as it is stored."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return _stored(vars(self))
 
 
 Record = Member | Tombstone
+
+
+def _stored(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode(value: bytes) -> Record:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
+import socket
 from dataclasses import dataclass
 
 __all__ = ["AgentPlace", "Alone", "FilePlace", "Place", "TcpPlace", "UnixPlace", "is_loopback"]
@@ -84,7 +85,8 @@ def is_loopback(host: str) -> bool:
     name = host.strip("[]").lower()
     if name in ("localhost", "localhost.localdomain", "ip6-localhost"):
         return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    with contextlib.suppress(OSError):
+        return socket.inet_pton(socket.AF_INET, name)[0] == 127
+    with contextlib.suppress(OSError):
+        return socket.inet_pton(socket.AF_INET6, name) == socket.inet_pton(socket.AF_INET6, "::1")
+    return False

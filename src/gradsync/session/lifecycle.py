@@ -11,10 +11,10 @@ from datetime import timedelta
 from typing import Any
 
 from gradsync.backends.backend import Bootstrap
-from gradsync.backends.registry import BackendConfig, engine_of, open_engine
-from gradsync.backends.shm import failure_key
+from gradsync.backends.forming import Invitation, failure_key
+from gradsync.backends.registry import BackendConfig, engine_of, invitation_to, open_engine
 from gradsync.base.deadline import Deadline, Timeout, limit_of
-from gradsync.config import environment, read_seconds, reject_unknown
+from gradsync.config import read_seconds, reject_unknown
 from gradsync.errors import DistError, UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.members import Members
@@ -119,9 +119,9 @@ def create_world(
     >>> gradsync.destroy_process_group(world)
     """
     config = BackendConfig(backend)
-    engine_of(config)
+    invitation = invitation_to(engine_of(config))
     check_device(device_id)
-    reject_unknown(environment())
+    reject_unknown()
     read_seconds("GRADSYNC_LATE_AFTER")
     get_debug_level()
     limit_s = limit_of(DEFAULT_GROUP_TIMEOUT if timeout is None else timeout)
@@ -134,14 +134,20 @@ def create_world(
         world_size=world_size,
         store=store,
         timeout=None if math.isinf(limit_s) else limit_s,
+        preparation=invitation,
     )
-    group = _form_world(meeting, deadline, limit_s, config, pg_options)
+    group = _form_world(meeting, deadline, limit_s, config, pg_options, invitation)
     watch_for_the_end(group)
     return group
 
 
 def _form_world(
-    meeting: Meeting, deadline: Deadline, limit_s: float, config: BackendConfig, options: Any
+    meeting: Meeting,
+    deadline: Deadline,
+    limit_s: float,
+    config: BackendConfig,
+    options: Any,
+    invitation: Invitation | None,
 ) -> ProcessGroup:
     members = Members(
         name="world",
@@ -160,6 +166,7 @@ def _form_world(
             on_close=meeting.leave,
             config=config,
             options=options,
+            invitation=invitation,
         )
     except BaseException:
         meeting.leave()
@@ -184,10 +191,11 @@ def form_group(
     world: ProcessGroup | None = None,
     config: BackendConfig | None = None,
     options: Any = None,
+    invitation: Invitation | None = None,
 ) -> ProcessGroup:
     """Bring the members of a group together on its backend, shared memory unless told otherwise."""
     config = BackendConfig(None) if config is None else config
-    engine = engine_of(config)
+    engine = engine_of(config, None if world is None else world.backend)
     start = time.monotonic()
     own = PrefixStore(f"shm/{members.name}", store)
     bootstrap = Bootstrap(
@@ -198,6 +206,7 @@ def form_group(
         group=members.name,
         world=None if world is None else world.backend,
         places=members.ranks,
+        invitation=invitation,
     )
     try:
         backend = open_engine(engine, bootstrap, options)

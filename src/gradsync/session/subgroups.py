@@ -66,9 +66,9 @@ def _form(
 ) -> ProcessGroup | int | None:
     store = world.members.store
     if store is None:
-        raise UsageError("ranks that are threads have no sub-groups")
+        raise UsageError(f"{world!r} was made without a store, so it has no sub-groups")
     config = BackendConfig(world.backend_config if wish.backend is None else wish.backend)
-    engine_of(config)  # a mistake here shall be one on all ranks, members or not
+    engine_of(config, world.backend)  # a mistake here shall be one on all ranks, members or not
     chosen = _check(world, ranks)
     if sort_ranks:
         chosen = sorted(chosen)

@@ -97,6 +97,10 @@ class PrefixStore(Store):
         """Wait for all of ``keys`` and return their values in order."""
         return self._store.multi_get(self._all(keys))
 
+    def get_within(self, keys: Sequence[Key], timeout: Timeout) -> list[bytes]:
+        """Do what ``multi_get`` does, with a limit of its own."""
+        return self._store.get_within(self._all(keys), timeout)
+
     def multi_set(self, keys: Sequence[Key], values: Sequence[Value]) -> None:
         """Set each key to the value at the same place."""
         self._store.multi_set(self._all(keys), values)

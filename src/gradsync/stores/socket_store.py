@@ -119,8 +119,12 @@ class SocketStore(Store):
 
     def multi_get(self, keys: Sequence[Key]) -> list[bytes]:
         """Wait for all of ``keys`` and return their values in order."""
+        return self.get_within(keys, self._timeout_s)
+
+    def get_within(self, keys: Sequence[Key], timeout: Timeout) -> list[bytes]:
+        """Do what ``multi_get`` does, with a limit of its own."""
         try:
-            return self._client.multi_get(keys, self._timeout_s)
+            return self._client.multi_get(keys, seconds(timeout))
         except StatusError as error:
             raise translated(error) from None
 

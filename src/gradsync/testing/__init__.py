@@ -5,8 +5,7 @@ Importing it imports neither torch nor pytest: names are loaded when they are fi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from gradsync.base.lazy import lazy_names
 
 _HOMES = {
     "asserts": ("assert_all_ranks", "assert_same_on_all_ranks", "gather_for_assert"),
@@ -75,21 +74,7 @@ _HOMES = {
 }
 """Where each public name lives, by module of this package."""
 
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("faults",)
-
-__all__ = [*sorted(_HOME_OF), *_MODULES]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"gradsync.testing.{name}")
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'gradsync.testing' has no attribute {name!r}")
-    value = getattr(import_module(f"gradsync.testing.{home}"), name)
-    globals()[name] = value
-    return value
+__all__, __getattr__ = lazy_names(__name__, _HOMES, ("faults",))
 
 
 def __dir__() -> list[str]:

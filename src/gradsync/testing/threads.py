@@ -16,6 +16,7 @@ from typing import Any
 from gradsync.backends.backend import Backend
 from gradsync.backends.threads import ThreadsBackend
 from gradsync.base.deadline import Deadline
+from gradsync.base.host import host_evidence
 from gradsync.group.group import ProcessGroup
 from gradsync.group.members import Members
 from gradsync.group.world import replace_thread_group
@@ -67,9 +68,10 @@ def run_threads(
     store = HashStore()
     if backends is None:
         backends = ThreadsBackend.make(size)
+    here = host_evidence()
     ranks = []
     for rank, backend in enumerate(backends):
-        members = Members("world", "default_pg", tuple(range(size)), rank)
+        members = Members("world", "default_pg", tuple(range(size)), rank, (here,) * size, store)
         # Longer than the run: its own deadline shows every rank, this would show one.
         group = ProcessGroup(backend, members, timeout_s=2 * timeout_s + 5)
         me = ThreadRank(rank, group, store, log=CallLog(group))
@@ -126,4 +128,5 @@ def _join(ranks: list[ThreadRank], threads: list[threading.Thread], deadline: De
         me.stack = "".join(stack_of_test(frame)).rstrip() if frame else ""
         me.stack = me.stack or "(ended just now)"
     for me in pending:
-        me.group.abort("the test's deadline has passed")
+        for group in (*me.group.children, me.group):
+            group.abort("the test's deadline has passed")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from gradsync.backends.forming import Invitation
 from gradsync.base.deadline import Deadline, seconds
 from gradsync.errors import DistError
 from gradsync.group.members import Members
@@ -51,7 +52,14 @@ def _form(
     limit_s = seconds(timeout)
     deadline = Deadline(limit_s)
     # The store may have served an earlier group of this name: meeting finds the round that is ours.
-    meeting = meet(store=from_torch(store), rank=rank, world_size=size, timeout=limit_s)
+    invitation = Invitation()
+    meeting = meet(
+        store=from_torch(store),
+        rank=rank,
+        world_size=size,
+        timeout=limit_s,
+        preparation=invitation,
+    )
     members = Members(
         name=name,
         description="torch.distributed",
@@ -61,6 +69,6 @@ def _form(
         store=meeting.store,
     )
     # The store is left alone from here on, also at the end: whoever serves it may be gone by then.
-    group = form_group(members, meeting.store, deadline, limit_s)
+    group = form_group(members, meeting.store, deadline, limit_s, invitation=invitation)
     watch_for_the_end(group)
     return TorchProcessGroup(group, store, timeout)
