@@ -64,7 +64,7 @@ Status check_welcome(Welcome& welcome, int ranks, bool has_world) {
 
 void Founder::prepare(int ranks, std::size_t staging_bytes, const Session* world) {
   ranks_ = ranks;
-  prepared_ = Session::make_memory(ranks, staging_bytes, false, segment_);
+  prepared_ = Session::make_memory(ranks, staging_bytes, true, segment_);
   if (world != nullptr) {
     arena_ = world->arena();
   } else if (prepared_.ok()) {

@@ -42,6 +42,8 @@ class Session {
   int size() const { return team_.size(); }
   std::uint64_t sequence() const { return team_.sequence(); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
+  // Whether its ranks read each other's memory, where that saves a copy.
+  bool reads_directly() const { return team_.is_open(); }
   // The rank in the world, whose range of the arena is ours.
   int arena_rank() const { return arena_rank_; }
 

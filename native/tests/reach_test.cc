@@ -1,6 +1,9 @@
 // Ranks that read each other's memory: who is reached, what is not offered, who gives up.
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
+
+#include <fstream>
 
 #include "tests/calls.h"
 
@@ -107,6 +110,19 @@ TEST(one_rank_whose_memory_is_secret_makes_all_ranks_stage) {
     if (secret != nullptr) ::munmap(secret, own.size() * sizeof(float));
   };
   run_threads(ranks, body, small_staging, true);
+}
+
+TEST(ranks_in_processes_read_each_other_where_the_kernel_lets_them) {
+  std::ifstream file("/proc/sys/kernel/yama/ptrace_scope");
+  int scope = 0;
+  file >> scope;
+  std::uint64_t word = 1, copy = 0;
+  const iovec from{&word, sizeof(word)}, to{&copy, sizeof(copy)};
+  if (scope != 0 || ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0) < 0) return;
+  for (const pid_t pid :
+       fork_ranks(2, [](Session& session) { return session.reads_directly() ? 0 : 1; })) {
+    CHECK(exit_status(pid, 30) == 0);
+  }
 }
 
 TEST(what_was_read_from_a_rank_that_gave_up_does_not_count) {
