@@ -24,7 +24,8 @@ namespace {
 
 Status read_all(Team& team, Rounds& rounds, Direct& direct, const std::byte* input,
                 std::size_t bytes, std::span<std::byte* const> outputs) {
-  copy_bytes(outputs[static_cast<std::size_t>(team.rank())], input, bytes);
+  copy_out(outputs[static_cast<std::size_t>(team.rank())], input, bytes,
+           bytes * static_cast<std::size_t>(team.size()));
   for (int n = 1; n < team.size(); ++n) {
     const int peer = rounds.other(n);
     const Status status =
@@ -39,6 +40,7 @@ Status read_all(Team& team, Rounds& rounds, Direct& direct, const std::byte* inp
 Status all_gather(Team& team, Staging& staging, const std::byte* input, std::size_t count,
                   Dtype dtype, std::span<std::byte* const> outputs, Deadline deadline) {
   const std::size_t bytes = count * size_of(dtype);
+  const std::size_t all = bytes * static_cast<std::size_t>(team.size());
   const std::uint64_t what = pack_call(Op::all_gather, dtype, Reduce::sum, 0);
   Rounds rounds(team, staging, deadline);
   Direct direct(team, staging, rounds, 1, bytes);
@@ -60,13 +62,13 @@ Status all_gather(Team& team, Staging& staging, const std::byte* input, std::siz
       if (!status.ok()) return status;
     }
     // While the others are still staging; the input's chunk is in the cache.
-    copy_bytes(outputs[static_cast<std::size_t>(team.rank())] + offset, input + offset, length);
+    copy_out(outputs[static_cast<std::size_t>(team.rank())] + offset, input + offset, length, all);
     for (int n = 1; n < team.size(); ++n) {
       const int peer = rounds.other(n);
       status = rounds.wait_for(peer);
       if (!status.ok()) return status;
-      copy_bytes(outputs[static_cast<std::size_t>(peer)] + offset,
-                 staging.of(peer) + direct.header(), length);
+      copy_out(outputs[static_cast<std::size_t>(peer)] + offset, staging.of(peer) + direct.header(),
+               length, all);
     }
   }
   return Status::success();

@@ -46,7 +46,7 @@ Status broadcast(Team& team, Staging& staging, std::byte* data, std::size_t coun
       if (!status.ok()) return status;
     }
     if (!sends) {
-      copy_bytes(data + cut.offset(i), staging.of(root) + direct.header(), cut.length(i));
+      copy_out(data + cut.offset(i), staging.of(root) + direct.header(), cut.length(i), bytes);
     }
   }
   return Status::success();

@@ -31,9 +31,10 @@ namespace gradsync {
 // against 17.5.
 inline constexpr std::size_t direct_bytes = 48 * 1024;
 // And up to how many it is faster: what comes from main memory the kernel copies at 2 to 4 GB/s,
-// where two copies through a cache, on two cores at once, make 5 to 10. Not with more ranks than
-// cores: each round of staging has to wait until all of them have had their turn.
-inline constexpr std::size_t direct_most_bytes = 2 * 1024 * 1024;
+// where two copies through a cache, on two cores at once, the second past it, make 5 to 10. Not
+// with more ranks than cores: each round of staging has to wait until all of them have had their
+// turn.
+inline constexpr std::size_t direct_most_bytes = 1024 * 1024;
 
 // How a call goes on after its first step.
 enum class Way : std::uint8_t {

@@ -22,7 +22,8 @@ Status read_all(Team& team, Rounds& rounds, Direct& direct, const std::byte* inp
     const Status status = direct.done();
     return status.ok() ? direct.wait_for(root) : status;
   }
-  copy_bytes(outputs[static_cast<std::size_t>(root)], input, bytes);
+  copy_out(outputs[static_cast<std::size_t>(root)], input, bytes,
+           bytes * static_cast<std::size_t>(team.size()));
   for (int n = 1; n < team.size(); ++n) {
     const int peer = rounds.other(n);
     const Status status =
@@ -37,6 +38,7 @@ Status read_all(Team& team, Rounds& rounds, Direct& direct, const std::byte* inp
 Status gather(Team& team, Staging& staging, const std::byte* input, std::size_t count, Dtype dtype,
               std::span<std::byte* const> outputs, int root, Deadline deadline) {
   const std::size_t bytes = count * size_of(dtype);
+  const std::size_t all = bytes * static_cast<std::size_t>(team.size());
   const bool receives = team.rank() == root;
   const std::uint64_t what =
       pack_call(Op::gather, dtype, Reduce::sum, static_cast<std::uint32_t>(root));
@@ -60,13 +62,13 @@ Status gather(Team& team, Staging& staging, const std::byte* input, std::size_t 
     }
     if (!receives) continue;
     const std::size_t offset = cut.offset(i);
-    copy_bytes(outputs[static_cast<std::size_t>(root)] + offset, input + offset, cut.length(i));
+    copy_out(outputs[static_cast<std::size_t>(root)] + offset, input + offset, cut.length(i), all);
     for (int n = 1; n < team.size(); ++n) {
       const int peer = rounds.other(n);
       status = rounds.wait_for(peer);
       if (!status.ok()) return status;
-      copy_bytes(outputs[static_cast<std::size_t>(peer)] + offset,
-                 staging.of(peer) + direct.header(), cut.length(i));
+      copy_out(outputs[static_cast<std::size_t>(peer)] + offset, staging.of(peer) + direct.header(),
+               cut.length(i), all);
     }
   }
   return Status::success();

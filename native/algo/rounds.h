@@ -15,6 +15,7 @@
 #include "algo/staging.h"
 #include "common/deadline.h"
 #include "common/status.h"
+#include "reduce/far_copy.h"
 #include "sync/team.h"
 
 namespace gradsync {
@@ -22,6 +23,15 @@ namespace gradsync {
 // In place calls hand in the same memory twice; null is what an empty tensor has.
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+// The same for a part of a result of `total` bytes.
+inline void copy_out(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t total) {
+  if (total < far_copy_bytes || to == from) {
+    copy_bytes(to, from, bytes);
+  } else {
+    far_copy(to, from, bytes);
+  }
 }
 
 // `total` bytes or elements in parts of `most`. Past the end, parts are empty.

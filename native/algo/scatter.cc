@@ -14,7 +14,7 @@ Status read_from_root(Team& team, Direct& direct, std::span<const std::byte* con
                       std::byte* output, std::size_t bytes, int root) {
   const auto own = static_cast<std::size_t>(team.rank());
   if (team.rank() == root) {
-    copy_bytes(output, inputs[own], bytes);
+    copy_out(output, inputs[own], bytes, bytes);
     return direct.done_by_all();
   }
   const Status status = direct.read(root, direct.place(root, own), output, bytes);
@@ -52,10 +52,10 @@ Status scatter(Team& team, Staging& staging, std::span<const std::byte* const> i
       if (status.ok() && !sends) status = rounds.wait_for(root);
       if (!status.ok()) return status;
     }
-    copy_bytes(output + cut.offset(i),
-               sends ? inputs[static_cast<std::size_t>(root)] + cut.offset(i)
-                     : staging.of(root) + shares.from(root),
-               cut.length(i));
+    copy_out(output + cut.offset(i),
+             sends ? inputs[static_cast<std::size_t>(root)] + cut.offset(i)
+                   : staging.of(root) + shares.from(root),
+             cut.length(i), bytes);
   }
   return Status::success();
 }

@@ -9,6 +9,11 @@
 #include <cstring>
 #include <span>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "reduce/far_copy.h"
 #include "reduce/kernels.h"
 #include "reduce/reduce.h"
 
@@ -55,6 +60,32 @@ Status find_kernel(Dtype dtype, Reduce reduce, ReduceKernel& out) {
   if (out != nullptr) return Status::success();
   return Status::error(Code::invalid, "this reduction is not defined for elements of this type");
 }
+
+#ifdef __SSE2__
+
+void far_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  constexpr std::size_t line = 64;
+  const std::size_t before = std::min(bytes, -reinterpret_cast<std::uintptr_t>(to) % line);
+  std::memcpy(to, from, before);
+  std::size_t at = before;
+  for (; at + line <= bytes; at += line) {
+    const auto* const source = reinterpret_cast<const __m128i*>(from + at);
+    auto* const destination = reinterpret_cast<__m128i*>(to + at);
+    for (int part = 0; part < 4; ++part) {
+      _mm_stream_si128(destination + part, _mm_loadu_si128(source + part));
+    }
+  }
+  _mm_sfence();  // such stores may be seen later than those after them
+  std::memcpy(to + at, from + at, bytes - at);
+}
+
+#else
+
+void far_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+
+#endif
 
 WeightedKernel find_weighted_kernel(Dtype dtype) { return best().weighted(dtype); }
 
