@@ -19,7 +19,7 @@ from gradsync.base.deadline import Timeout, limit_of
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.board import BucketBoard
-from gradsync.group.buffers import copy_back, output_view, view
+from gradsync.group.buffers import output_view, view
 from gradsync.group.capture import Capture
 from gradsync.group.exchanging import Exchanging
 from gradsync.group.gathering import Gathering
@@ -129,10 +129,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
         """Overwrite ``tensor`` with that of rank ``root`` of this group."""
         if timeout is None and self._lane.broadcast(tensor, root):
             return
-        self._check_root("broadcast", root)
-        buffer = output_view(tensor, "broadcast")
-        self.submit(Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root))
-        copy_back(tensor, buffer)
+        self._carry_out(self._broadcast(tensor, root, timeout))
 
     def all_reduce(
         self,
@@ -146,12 +143,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
         if is_sparse(tensor):
             all_reduce_sparse(self, tensor, op, timeout)
             return
-        buffer = output_view(tensor, "all_reduce")
-        kind, factor = find_reduction(op)
-        if factor is not None:
-            buffer = view(scaled(tensor, factor, "all_reduce"), "all_reduce")
-        self.submit(Call(ALL_REDUCE, buffer, self._limit(timeout), kind))
-        copy_back(tensor, buffer)
+        self._carry_out(self._all_reduce(tensor, op, timeout))
 
     def barrier_async(self, timeout: Timeout | None = None) -> Work:
         """Start ``barrier`` and return its handle."""
@@ -161,10 +153,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
         self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None
     ) -> Work:
         """Start ``broadcast`` and return its handle."""
-        self._check_root("broadcast", root)
-        buffer = output_view(tensor, "broadcast")
-        call = Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root)
-        return self._start(Prepared(call, [tensor], ((tensor, buffer),)))
+        return self._start(self._broadcast(tensor, root, timeout))
 
     def all_reduce_async(
         self,
@@ -176,12 +165,21 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
         if is_sparse(tensor):
             all_reduce_sparse(self, tensor, op, timeout)
             return GroupWork(DoneWork([]), [tensor], ())
+        return self._start(self._all_reduce(tensor, op, timeout))
+
+    def _broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None) -> Prepared:
+        self._check_root("broadcast", root)
+        buffer = output_view(tensor, "broadcast")
+        call = Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root)
+        return Prepared(call, [tensor], ((tensor, buffer),))
+
+    def _all_reduce(self, tensor: torch.Tensor, op: Reduction, timeout: Timeout | None) -> Prepared:
         buffer = output_view(tensor, "all_reduce")
         kind, factor = find_reduction(op)
         if factor is not None:
             buffer = view(scaled(tensor, factor, "all_reduce"), "all_reduce")
         call = Call(ALL_REDUCE, buffer, self._limit(timeout), kind)
-        return self._start(Prepared(call, [tensor], ((tensor, buffer),)))
+        return Prepared(call, [tensor], ((tensor, buffer),))
 
     def bucket_board(
         self,
