@@ -9,6 +9,7 @@
 
 #include "common/cgroup.h"
 #include "common/cores.h"
+#include "common/freed_memory.h"
 #include "session/founding.h"
 
 namespace nb = nanobind;
@@ -236,6 +237,7 @@ void bind_session(nb::module_& module) {
   bind_board(module, session);
   module.def("local_sessions", &local_sessions, nb::arg("ranks"), nb::arg("staging_bytes"),
              nb::arg("worlds") = std::vector<const Session*>());
+  module.def("keep_freed_memory", &keep_freed_memory);
   module.def("usable_cores", [] { return usable_cores(affinity_mask(), cgroup_cpus()); });
 }
 

@@ -45,6 +45,12 @@ VARIABLES = (
         "`gradsync` (stderr unless logging is set up); 0 for never.",
     ),
     Variable(
+        "GRADSYNC_KEEP_FREED_MEMORY",
+        "1",
+        "Whether `DistributedDataParallel` in shared memory tells malloc to keep freed memory for "
+        "the next step; 0 for no. What `MALLOC_*` or `GLIBC_TUNABLES` say comes before it.",
+    ),
+    Variable(
         "GRADSYNC_DEBUG",
         "",
         "How much is told: OFF, INFO (groups that come and go) or DETAIL (every call with its "

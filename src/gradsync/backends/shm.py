@@ -13,6 +13,7 @@ from gradsync.backends.backend import Bootstrap
 from gradsync.backends.board import ShmBoard
 from gradsync.backends.call import NO_BUFFER, Buffer, Call
 from gradsync.backends.forming import share_memory
+from gradsync.backends.freed_memory import keep_freed_memory
 from gradsync.backends.ops import FINISH_BUCKETS
 from gradsync.backends.pending import PendingWork
 from gradsync.backends.pieces import run_call
@@ -103,6 +104,7 @@ class ShmBackend:
 
     def bucket_board(self, buckets: Sequence[tuple[Buffer, int]], timeout_s: float) -> ShmBoard:
         """Set up a board of shared buckets, each with its number of parameters; a collective."""
+        keep_freed_memory()
         rows = [(b.address, b.numel, b.dtype, parts) for b, parts in buckets]
         try:
             return ShmBoard(self._session.make_board(rows, timeout_s), self._failure)

@@ -1,0 +1,47 @@
+"""Memory that is made and freed again and again stays with the process, unless told otherwise."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, torch
+from gradsync.backends.freed_memory import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        [torch.ones(1 << 21) for _ in range(4)]  # four gradients of 8 MiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+told = keep_freed_memory()
+faults()
+print(told, faults())
+"""
+
+
+@pytest.mark.skipif("glibc" not in os.confstr("CS_GNU_LIBC_VERSION"), reason="is about glibc")
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, True),
+        ({"GRADSYNC_KEEP_FREED_MEMORY": "0"}, False),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
+    ],
+)
+def test_freed_memory_is_kept_unless_the_user_says_otherwise(settings, kept):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**environment, **settings},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    told, faults = done.stdout.split()
+    assert told == str(kept)
+    # 8192 pages in each of five rounds if they are taken anew.
+    assert (int(faults) < 1000) == kept
