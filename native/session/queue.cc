@@ -154,6 +154,8 @@ void Queue::stand_back(std::unique_lock<std::mutex>& lock) {
     if (has_free_core) return;
     news_.wait_for(lock, std::chrono::milliseconds(1), is_needed);
   }
+  // Whoever is interested has nothing else to do, or will not have for long.
+  if (hurried_.load(std::memory_order_relaxed)) has_free_core = true;
 }
 
 void Queue::drain(Deadline deadline) {

@@ -156,3 +156,33 @@ def test_checkpoint_written_on_gloo_is_read_on_gradsync_and_back(
     expected = [run_on(name, store, rank, world_size, written) for name in ("gloo", "gradsync")]
     found = [run_on(name, store, rank, world_size, read) for name in ("gradsync", "gloo")]
     torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_only_the_reducers_own_calls_are_waited_for_at_the_end_of_backward(
+    rank, world_size, store, monkeypatch
+):
+    from gradsync.torch_backend.pass_end import PassEnd
+
+    noted = []
+    note = PassEnd.note
+    monkeypatch.setattr(PassEnd, "note", lambda self, work: (noted.append(work), note(self, work)))
+
+    def program(rank, size):
+        net = DistributedDataParallel(model())
+        net(batch(rank, 0)).sum().backward()
+        by_reducer = len(noted)
+        # What a hook starts may well be for a call that another rank makes after its backward.
+        started = []
+        param = nn.Parameter(torch.ones(3))
+        param.register_hook(lambda grad: started.append(dist.all_reduce(grad * 1, async_op=True)))
+        if rank == 0:
+            param.sum().backward()
+            dist.barrier()
+        else:
+            dist.all_reduce(torch.ones(3))
+            dist.barrier()
+        for work in started:
+            work.wait()
+        return by_reducer, len(noted) - by_reducer
+
+    assert run_on("gradsync", store, rank, world_size, program) == (1, 0)

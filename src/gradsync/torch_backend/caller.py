@@ -84,7 +84,6 @@ class Caller(_TorchGroup):  # type: ignore[misc]
         try:
             if wanted.asynchronous:
                 started = getattr(self.group, name + "_async")(*arguments, timeout=limit)
-                self._pass_end.note(started)
                 if recorder is None:
                     return InFlight(started, outputs)
                 return InFlight(started, outputs, partial(recorder.end_well, entry, started))

@@ -16,6 +16,7 @@ import torch
 from gradsync.torch_backend.arguments import Wanted, flat, listed, nested, only, reduce_op
 from gradsync.torch_backend.caller import Caller
 from gradsync.torch_backend.monitored import monitored_barrier
+from gradsync.torch_backend.pass_end import is_reducer
 from gradsync.torch_backend.work import TorchWork
 
 __all__ = ["TorchProcessGroup"]
@@ -36,7 +37,10 @@ class TorchProcessGroup(Caller):
         if self._elsewhere(tensor):
             return super().allreduce([tensor], *given, **named)
         wanted = Wanted(*given, **named)
-        return self._call("all_reduce", wanted, [tensor], tensor, reduce_op(wanted.op))
+        work = self._call("all_reduce", wanted, [tensor], tensor, reduce_op(wanted.op))
+        if wanted.asynchronous and is_reducer(1):
+            self._pass_end.note(work)
+        return work
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], *given: Any) -> TorchWork:
         """Combine several tensors over the ranks."""
