@@ -19,6 +19,7 @@
 
 namespace gradsync {
 namespace kernels::baseline {
+constexpr bool only_sums = false;
 #include "reduce/loops.h"
 }  // namespace kernels::baseline
 
@@ -27,6 +28,7 @@ namespace kernels::baseline {
 #pragma GCC push_options
 #pragma GCC target("avx2,prfchw")  // asking for a line to write to is a hint where unknown
 namespace kernels::avx2 {
+constexpr bool only_sums = true;  // and means: the others are rare, and each takes long to compile
 #include "reduce/loops.h"
 }  // namespace kernels::avx2
 #pragma GCC pop_options
@@ -57,6 +59,7 @@ const Kernels& best() {
 
 Status find_kernel(Dtype dtype, Reduce reduce, ReduceKernel& out) {
   out = best().plain(dtype, reduce);
+  if (out == nullptr) out = kernels::baseline::plain(dtype, reduce);
   if (out != nullptr) return Status::success();
   return Status::error(Code::invalid, "this reduction is not defined for elements of this type");
 }

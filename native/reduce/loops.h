@@ -1,7 +1,8 @@
 // The loops behind find_kernel: plain C++ that compilers vectorise, one template for all of them.
 //
 // No include guard: dispatch.cc includes this once for each instruction set it chooses from, in a
-// namespace of its own. Whatever has to be included is included there.
+// namespace of its own that says whether it has `only_sums`. Whatever has to be included is
+// included there.
 
 // Elements of a block: with two sources and a destination it stays in a first-level cache.
 inline constexpr std::size_t block = 1024;
@@ -168,22 +169,22 @@ ReduceKernel kernel_for(Reduce operation) {
       if constexpr (is_float) return reduce<T, Sum, true>;
       break;
     case Reduce::product:
-      if constexpr (is_ordered) return reduce<T, Product, false>;
+      if constexpr (is_ordered && !only_sums) return reduce<T, Product, false>;
       break;
     case Reduce::min:
-      if constexpr (is_ordered) return reduce<T, Min, false>;
+      if constexpr (is_ordered && !only_sums) return reduce<T, Min, false>;
       break;
     case Reduce::max:
-      if constexpr (is_ordered) return reduce<T, Max, false>;
+      if constexpr (is_ordered && !only_sums) return reduce<T, Max, false>;
       break;
     case Reduce::band:
-      if constexpr (is_bits) return reduce<T, BitAnd, false>;
+      if constexpr (is_bits && !only_sums) return reduce<T, BitAnd, false>;
       break;
     case Reduce::bor:
-      if constexpr (is_bits) return reduce<T, BitOr, false>;
+      if constexpr (is_bits && !only_sums) return reduce<T, BitOr, false>;
       break;
     case Reduce::bxor:
-      if constexpr (is_bits) return reduce<T, BitXor, false>;
+      if constexpr (is_bits && !only_sums) return reduce<T, BitXor, false>;
       break;
   }
   return nullptr;
