@@ -81,7 +81,6 @@ def test_no_order_of_forwards_and_backwards_lets_the_ranks_diverge(rank):
         assert w.grad.item() == 2.0 + 10 * x.item()
 
 
-@pytest.mark.filterwarnings("ignore:Using backward")  # torch's, about create_graph
 @pytest.mark.ranks(2)
 def test_autograd_grad_stays_local_and_upsets_nothing(rank):
     x = torch.tensor([1.0 + 2 * rank])

@@ -247,6 +247,15 @@ def test_broken_group_repeats_what_broke_it(rank, group):
         dist.barrier()
 
 
+@pytest.mark.ranks(2)
+def test_error_that_is_shown_but_ends_nothing_is_no_end(rank, group):
+    if rank == 1:
+        # What C++ code does that has nobody to raise to: torch, with a warning that is an error.
+        sys.excepthook(UserWarning, UserWarning("only shown"), None)
+        time.sleep(0.2)  # long enough for the other to look at us
+    dist.barrier()
+
+
 def test_hooks_of_others_are_called_once_after_initialising_again(tmp_path):
     script = start(
         tmp_path,

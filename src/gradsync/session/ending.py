@@ -46,6 +46,11 @@ def _groups() -> list[ProcessGroup]:
 def _say_what_went_wrong(
     kind: type[BaseException], error: BaseException, where: TracebackType | None
 ) -> None:
+    if where is None:
+        # No frame was left because of it: C++ code shows an error of its own, a warning that counts
+        # as one say, and the program goes on.
+        _previous_hooks[0](kind, error, where)
+        return
     try:
         note = "".join(traceback.format_exception(kind, error, where)).rstrip()
         for group in _groups():
