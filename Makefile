@@ -8,7 +8,7 @@ NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.cm
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 SANITIZERS := address undefined thread
 
-.PHONY: install demo test check pytest pytest-first pytest-second test-ecosystem native-test native-plain native-aarch64 bench format clean \
+.PHONY: install demo test check pytest-first pytest-second test-ecosystem native-test native-plain native-aarch64 bench format clean \
   $(SANITIZERS:%=native-%)
 
 install: .venv/.installed
@@ -16,7 +16,10 @@ install: .venv/.installed
 demo: install
 	$(BIN)/gradsync run -n 2 examples/digits.py
 
-test: check native-plain pytest
+# Two at a time: the checks and most tests use one core, or wait for processes to start.
+test: install
+	$(MAKE) -j2 --output-sync=target check native-plain
+	$(MAKE) -j2 --output-sync=target pytest-first pytest-second
 
 # Style, types, and the laws of the code: who may import whom, sizes, docs that run.
 check: install
@@ -26,16 +29,12 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/meta
 
-# Two halves at a time: most tests wait for processes to start more than they compute.
-pytest: install
-	$(MAKE) -j2 --output-sync=target pytest-first pytest-second
-
 FIRST_HALF := ddp device_mesh ranks stores torch_backend
 
-pytest-first:
+pytest-first: install
 	$(BIN)/pytest -q --durations=15 $(FIRST_HALF:%=tests/%)
 
-pytest-second:
+pytest-second: install
 	$(BIN)/pytest -q --durations=15 --ignore=tests/meta --ignore=tests/ecosystem \
 	  $(FIRST_HALF:%=--ignore=tests/%) tests
 	$(BIN)/pytest -q --doctest-modules src/gradsync

@@ -5,6 +5,11 @@ model without any communication, under torch's DDP (Gloo, gradient_as_bucket_vie
 gradsync's. The tax is what a step takes more than alone in the same round; medians over rounds.
 Peak memory is that of fresh processes, by proportional share, over stepping alone.
 
+Processes in which gradsync trains keep the memory they free (GRADSYNC_KEEP_FREED_MEMORY), which
+makes their steps quicker with or without communication. So stepping alone and torch's DDP run in
+processes without gradsync, as their users run them, and stepping alone is timed in gradsync's
+processes, too: the tax over that ("net tax") is what communication alone costs.
+
     python benchmarks/ddp_step.py [--quick] [--models mlp,gpt] [--out r.json] [--plot r.svg]
 """
 
@@ -15,18 +20,18 @@ import json
 import os
 import platform
 import statistics
-import tempfile
-import threading
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import gradsync
-from training import MODELS, gradient_mib, stepper, take_turns
+from training import MODELS, Joined, Pair, gradient_mib, percent_over, take_turns
 
-VARIANTS = ("alone", "torch", "gradsync")
+PAIRS = {"torch": ("alone", "torch"), "gradsync": ("alone_kept", "gradsync")}
+"""Variants, by what their processes have loaded and joined."""
+TAXES = {"torch": "alone", "gradsync": "alone", "net": "alone_kept"}
+"""What each tax is taken over."""
 
 
 def wrap(variant: str, model: nn.Module) -> nn.Module:
@@ -35,91 +40,69 @@ def wrap(variant: str, model: nn.Module) -> nn.Module:
     return gradsync.DistributedDataParallel(model) if variant == "gradsync" else model
 
 
-def begin(rank: int, folder: str, variants: tuple[str, ...]) -> None:
-    torch.set_num_threads(1)
-    gradsync.init_process_group(timeout=120)
-    if "torch" in variants:
-        store = torch.distributed.FileStore(f"{folder}/torch", 2)
-        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+def join_torch(rank: int, folder: str) -> Joined:
+    store = torch.distributed.FileStore(f"{folder}/meet", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    return wrap, torch.distributed.barrier
 
 
-def end(variants: tuple[str, ...]) -> None:
-    if "torch" in variants:
-        torch.distributed.destroy_process_group()
-    gradsync.destroy_process_group()
+def join_gradsync(rank: int, folder: str) -> Joined:
+    gradsync.init_process_group(init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    return wrap, gradsync.barrier
 
 
-def time_rank(rank: int, folder: str, names: list[str], rounds: int) -> None:
-    """Time every variant in turn, round by round; rank 0 writes what it saw."""
-    begin(rank, folder, VARIANTS)
-    found = {}
-    for name in names:
-        steps = {v: stepper(name, partial(wrap, v)) for v in VARIANTS}
-        found[name] = take_turns(steps, MODELS[name][2], rounds, gradsync.barrier)
-    if rank == 0:
-        Path(folder, "times.json").write_text(json.dumps(found))
-    end(VARIANTS)
-
-
-def memory_rank(rank: int, folder: str, name: str, variant: str) -> None:
-    """Write the peak of this process's proportional share of memory over a few steps."""
-    begin(rank, folder, (variant,))
-    step, peak, done = stepper(name, partial(wrap, variant)), 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.002):
-            text = Path("/proc/self/smaps_rollup").read_text()
-            peak = max(peak, *(int(x.split()[1]) for x in text.splitlines() if x[:4] == "Pss:"))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    for _ in range(4):
-        step()
-    done.set()
-    watcher.join()
-    Path(folder, f"{name}.{variant}.{rank}").write_text(str(peak / 1024))
-    end((variant,))
+JOIN = {"torch": join_torch, "gradsync": join_gradsync}
 
 
 def measure(names: list[str], rounds: int, memory: bool) -> dict[str, dict[str, float]]:
     figures = {}
-    with tempfile.TemporaryDirectory() as folder:
-        gradsync.spawn(time_rank, (folder, names, rounds), nprocs=2)
-        times = json.loads(Path(folder, "times.json").read_text())
+    with Pair(PAIRS["torch"], join_torch) as theirs, Pair(PAIRS["gradsync"], join_gradsync) as ours:
         for name in names:
+            times = take_turns([theirs, ours], name, rounds)
             row = {"mib": gradient_mib(name)}
-            alone = times[name]["alone"]
-            for variant in VARIANTS:
-                seen = times[name][variant]
-                taxes = [100 * (t / a - 1) for t, a in zip(seen, alone, strict=True)]
+            for variant, seen in times.items():
                 row[f"{variant}_ms"] = 1e3 * statistics.median(seen)
-                row[f"{variant}_tax"] = statistics.median(taxes)
-                row[f"{variant}_spread"] = statistics.quantiles(taxes, n=4)[2] - min(taxes)
-            ratios = zip(times[name]["torch"], times[name]["gradsync"], strict=True)
+            for tax, base in TAXES.items():
+                seen = percent_over(times["gradsync" if tax == "net" else tax], times[base])
+                row[f"{tax}_tax"] = statistics.median(seen)
+                row[f"{tax}_spread"] = statistics.quantiles(seen, n=4)[2] - min(seen)
+            ratios = zip(times["torch"], times["gradsync"], strict=True)
             row["speedup"] = statistics.median(a / b for a, b in ratios)
-            if memory:
-                for variant in VARIANTS:
-                    Path(folder, "torch").unlink(missing_ok=True)
-                    gradsync.spawn(memory_rank, (folder, name, variant), nprocs=2)
-                    seen = [
-                        float(Path(folder, f"{name}.{variant}.{r}").read_text()) for r in (0, 1)
-                    ]
-                    row[f"{variant}_peak_mib"] = max(seen)
             figures[name] = row
+    if memory:
+        for name in names:
+            figures[name] |= peaks(name)
     return figures
 
 
+def peaks(name: str) -> dict[str, float]:
+    """Return each variant's peak, the median of several pairs of fresh processes."""
+    found: dict[str, list[float]] = {}
+    for _ in range(3):
+        for side, variants in PAIRS.items():
+            for variant in variants:
+                with Pair(variants, JOIN[side]) as pair:
+                    found.setdefault(f"{variant}_peak_mib", []).append(pair.peak_mib(name, variant))
+    return {key: statistics.median(seen) for key, seen in found.items()}
+
+
 def table(figures: dict[str, dict[str, float]]) -> str:
-    head = f"{'model':8}{'MiB':>6}{'alone ms':>10}{'torch ms':>10}{'ours ms':>10}"
-    lines = [head + f"{'torch tax':>11}{'our tax':>9}{'speedup':>9}{'torch mem':>11}{'our mem':>9}"]
+    heads = ["MiB", "alone ms", "torch ms", "ours ms", "torch tax", "our tax", "speedup"]
+    heads += ["alone, kept", "net tax", "torch mem", "our mem"]
+    lines = [f"{'model':8}" + "".join(f"{head:>12}" for head in heads)]
     for name, row in figures.items():
-        line = f"{name:8}{row['mib']:6.0f}" + "".join(f"{row[v + '_ms']:10.2f}" for v in VARIANTS)
-        line += f"{row['torch_tax']:10.0f}%{row['gradsync_tax']:8.1f}%{row['speedup']:8.2f}x"
+        cells = [f"{row['mib']:.0f}"]
+        cells += [f"{row[key]:.2f}" for key in ("alone_ms", "torch_ms", "gradsync_ms")]
+        cells += [f"{row['torch_tax']:.1f} %", f"{row['gradsync_tax']:.1f} %"]
+        cells += [
+            f"{row['speedup']:.2f}x",
+            f"{row['alone_kept_ms']:.2f}",
+            f"{row['net_tax']:.1f} %",
+        ]
         if "alone_peak_mib" in row:
-            over = [row[f"{v}_peak_mib"] - row["alone_peak_mib"] for v in ("torch", "gradsync")]
-            line += f"{over[0]:+10.0f} {over[1]:+8.0f}"
-        lines.append(line)
+            for variant in ("torch", "gradsync"):
+                cells.append(f"{row[variant + '_peak_mib'] - row['alone_peak_mib']:+.0f} MiB")
+        lines.append(f"{name:8}" + "".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines)
 
 

@@ -5,6 +5,10 @@ ranks step the same model without DDP, under torch's DDP on Gloo and on gradsync
 a hook that sends nothing: what DDP itself costs, and so the best that any backend can do. The tax
 is what a step takes more than alone in the same round; medians over rounds.
 
+Gloo and stepping alone run in processes without gradsync, as their users run them: one in which
+gradsync works keeps the memory it frees (GRADSYNC_KEEP_FREED_MEMORY). How much of the gain that is,
+stepping alone in such a process shows ("kept").
+
     python benchmarks/ecosystem.py [--quick] [--models mlp,gpt,conv,layers] [--out r.json]
 """
 
@@ -15,7 +19,6 @@ import json
 import os
 import platform
 import statistics
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +27,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import gradsync
-from training import MODELS, gradient_mib, stepper, take_turns
+from training import MODELS, Joined, Pair, gradient_mib, percent_over, take_turns
 
-BACKENDS = ("gloo", "gradsync")
-VARIANTS = ("alone", *BACKENDS, "silent")
+VARIANTS = ("alone", "gloo", "kept", "gradsync", "silent")
 
 
 def send_nothing(_, bucket):  # torch checks annotations, and cannot read them as text
@@ -37,50 +38,39 @@ def send_nothing(_, bucket):  # torch checks annotations, and cannot read them a
     return future
 
 
-def wrap(variant: str, group: dist.ProcessGroup, model: nn.Module) -> nn.Module:
-    if variant == "alone":
+def wrap(variant: str, model: nn.Module) -> nn.Module:
+    if variant in ("alone", "kept"):
         return model
-    wrapped = DistributedDataParallel(model, process_group=group)
+    wrapped = DistributedDataParallel(model)
     if variant == "silent":
         wrapped.register_comm_hook(None, send_nothing)
     return wrapped
 
 
-def time_rank(rank: int, folder: str, names: list[str], rounds: int) -> None:
-    """Time every variant in turn, round by round; rank 0 writes what it saw."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(f"{folder}/meet", 2), rank=rank, world_size=2
-    )
-    groups = {name: dist.new_group(backend=name) for name in BACKENDS}
-    found = {}
-    for name in names:
-        steps = {
-            v: stepper(name, partial(wrap, v, groups.get(v, groups["gloo"]))) for v in VARIANTS
-        }
-        barrier = partial(dist.barrier, groups["gradsync"])
-        found[name] = take_turns(steps, MODELS[name][2], rounds, barrier)
-    if rank == 0:
-        Path(folder, "times.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+def join(backend: str, rank: int, folder: str) -> Joined:
+    store = dist.FileStore(f"{folder}/meet", 2)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=2)
+    return wrap, dist.barrier
 
 
 def measure(names: list[str], rounds: int) -> dict[str, dict[str, float]]:
     figures = {}
-    with tempfile.TemporaryDirectory() as folder:
-        gradsync.spawn(time_rank, (folder, names, rounds), nprocs=2)
-        found = json.loads(Path(folder, "times.json").read_text())
-    for name, times in found.items():
-        row = {"mib": gradient_mib(name)}
-        for variant in VARIANTS:
-            pairs = zip(times[variant], times["alone"], strict=True)
-            row[f"{variant}_ms"] = 1e3 * statistics.median(times[variant])
-            row[f"{variant}_tax"] = statistics.median(100 * (t / a - 1) for t, a in pairs)
-        for variant in ("gradsync", "silent"):
-            ratios = [a / b for a, b in zip(times["gloo"], times[variant], strict=True)]
-            row[f"{variant}_speedup"] = statistics.median(ratios)
-            row[f"{variant}_low"], _, row[f"{variant}_high"] = statistics.quantiles(ratios, n=4)
-        figures[name] = row
+    with (
+        Pair(VARIANTS[:2], partial(join, "gloo")) as gloo,
+        Pair(VARIANTS[2:], partial(join, "gradsync")) as ours,
+    ):
+        for name in names:
+            times = take_turns([gloo, ours], name, rounds)
+            row = {"mib": gradient_mib(name)}
+            for variant in VARIANTS:
+                row[f"{variant}_ms"] = 1e3 * statistics.median(times[variant])
+                taxes = percent_over(times[variant], times["alone"])
+                row[f"{variant}_tax"] = statistics.median(taxes)
+            for variant in ("gradsync", "silent"):
+                ratios = [a / b for a, b in zip(times["gloo"], times[variant], strict=True)]
+                row[f"{variant}_speedup"] = statistics.median(ratios)
+                row[f"{variant}_low"], _, row[f"{variant}_high"] = statistics.quantiles(ratios, n=4)
+            figures[name] = row
     return figures
 
 

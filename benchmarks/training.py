@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import nn
+
+Step: TypeAlias = Callable[[], object]
+Joined: TypeAlias = tuple[Callable[[str, nn.Module], nn.Module], Step]
+"""What wraps a model for a variant, and a barrier."""
+Join: TypeAlias = Callable[[int, str], Joined]
+"""Joins a rank to its peer through files in a folder."""
 
 
 class Block(nn.Module):
@@ -89,21 +104,112 @@ def stepper(name: str, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], N
     return step
 
 
-def take_turns(
-    steps: dict[str, Callable[[], None]], count: int, rounds: int, barrier: Callable[[], object]
-) -> dict[str, list[float]]:
-    """Return the seconds of a step of each variant, round by round; the slower rank counts."""
-    times: dict[str, list[float]] = {variant: [] for variant in steps}
+class Pair:
+    """Two ranks in processes of their own, which step when they are told to and are idle otherwise.
+
+    What a library does to its process stays there: variants that are to be compared as their users
+    run them have pairs of their own, and take turns.
+    """
+
+    def __init__(self, variants: Sequence[str], join: Join) -> None:
+        self.variants = variants
+        self._folder = tempfile.TemporaryDirectory()
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        context = multiprocessing.get_context("spawn")
+        for rank in range(2):
+            here, there = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(there, join, rank, self._folder.name), daemon=True
+            )
+            process.start()
+            there.close()  # so that a rank that dies is noticed
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def seconds(self, name: str, variant: str, count: int) -> float:
+        """Return what a step takes, over ``count`` of them; the slower rank counts."""
+        return self._ask(_time_steps, name, variant, count)
+
+    def peak_mib(self, name: str, variant: str) -> float:
+        """Return the peak of a process's proportional share of memory over a few steps."""
+        return self._ask(_watch_memory, name, variant, 4)
+
+    def _ask(self, *order: object) -> float:
+        for pipe in self._pipes:
+            pipe.send(order)
+        return max(pipe.recv() for pipe in self._pipes)
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join()
+        self._folder.cleanup()
+
+
+def _serve(pipe: Connection, join: Join, rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    wrap, barrier = join(rank, folder)
+    steps: dict[tuple[str, str], Step] = {}
+    with contextlib.suppress(EOFError):
+        while True:
+            measure, name, variant, count = pipe.recv()
+            if (name, variant) not in steps:
+                steps = {key: step for key, step in steps.items() if key[0] == name}
+                steps[name, variant] = stepper(name, partial(wrap, variant))
+            pipe.send(measure(steps[name, variant], count, barrier))
+    steps.clear()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _time_steps(step: Step, count: int, barrier: Step) -> float:
+    barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    barrier()
+    return (time.perf_counter() - start) / count
+
+
+def _watch_memory(step: Step, count: int, barrier: Step) -> float:
+    peak, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            text = Path("/proc/self/smaps_rollup").read_text()
+            peak = max(peak, *(int(x.split()[1]) for x in text.splitlines() if x[:4] == "Pss:"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(count):
+        step()
+    done.set()
+    watcher.join()
+    barrier()  # a share is only one while the other rank is there
+    return peak / 1024
+
+
+def take_turns(pairs: Sequence[Pair], name: str, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of a step of each variant of each pair, round by round."""
+    turns = [(pair, variant) for pair in pairs for variant in pair.variants]
+    times: dict[str, list[float]] = {variant: [] for _, variant in turns}
     for number in range(rounds + 1):
-        for variant in list(steps) if number % 2 else reversed(steps):
-            barrier()
-            start = time.perf_counter()
-            for _ in range(count):
-                steps[variant]()
-            barrier()
+        for pair, variant in turns if number % 2 else reversed(turns):
+            seconds = pair.seconds(name, variant, MODELS[name][2])
             if number:  # the first round warms up, and DDP plans its buckets in it
-                times[variant].append((time.perf_counter() - start) / count)
+                times[variant].append(seconds)
     return times
+
+
+def percent_over(times: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Return by how much each time exceeds that of the same round."""
+    return [100 * (t / b - 1) for t, b in zip(times, base, strict=True)]
 
 
 def gradient_mib(name: str) -> float:
