@@ -47,7 +47,7 @@ Status all_gather(Team& team, Staging& staging, const std::byte* input, std::siz
   const Cut cut{bytes, round_bytes(staging, direct.header())};
   const auto stage = [&](std::size_t round) {
     if (team.size() == 1) return;
-    copy_bytes(staging.mine() + direct.header(), input + cut.offset(round), cut.length(round));
+    stage_part(staging.mine() + direct.header(), input, cut, round);
   };
   Way way{};
   Status status = direct.begin(
@@ -94,7 +94,7 @@ Status all_gather_uneven(Team& team, Staging& staging, const std::byte* input,
 
   Rounds rounds(team, staging, deadline);
   const auto stage = [&](std::size_t round) {
-    copy_bytes(staging.mine() + table, input + own.offset(round), own.length(round));
+    stage_part(staging.mine() + table, input, own, round);
   };
   Status status = rounds.first(what, total, [&] {
     std::memcpy(staging.mine(), counts.data(), counts.size_bytes());

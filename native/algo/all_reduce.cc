@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "algo/algorithm.h"
+#include "algo/rounds.h"
 #include "algo/slice.h"
 #include "reduce/reduce.h"
 
@@ -46,7 +47,7 @@ Status reduce_small(Team& team, Staging& staging, std::byte* data, std::size_t c
   std::vector<const std::byte*> sources;
   for (int peer = 0; peer < team.size(); ++peer) sources.push_back(staging.of(peer));
   std::byte* const destination = data;
-  kernel(sources, {&destination, 1}, count);
+  kernel(sources, {&destination, 1}, count, 0);
   // Peers read our half until they announce their next call.
   staging.free_at(team.progress() + 1);
   return Status::success();
@@ -55,7 +56,8 @@ Status reduce_small(Team& team, Staging& staging, std::byte* data, std::size_t c
 // One chunk, staged and agreed upon: reduce the own slice, then fetch the others'. Nobody but the
 // owner of a slice reads what the others staged for it, so it may write there before it publishes.
 Status reduce_chunk(Team& team, Staging& staging, std::byte* data, std::size_t count,
-                    std::size_t element, ReduceKernel kernel, Deadline deadline) {
+                    std::size_t whole, std::size_t element, ReduceKernel kernel,
+                    Deadline deadline) {
   const Slice own = slice_of(count, team.rank(), team.size(), element);
   const auto result_of = [&](int rank) { return staging.of((rank + 1) % team.size()); };
   if (own.count > 0) {
@@ -65,7 +67,7 @@ Status reduce_chunk(Team& team, Staging& staging, std::byte* data, std::size_t c
       sources.push_back((peer == team.rank() ? data : staging.of(peer)) + offset);
     }
     const std::array<std::byte*, 2> destinations{data + offset, result_of(team.rank()) + offset};
-    kernel(sources, destinations, own.count);
+    kernel(sources, destinations, own.count, whole);
   }
   team.publish(team.progress() + 1);
   for (int distance = 1; distance < team.size(); ++distance) {
@@ -82,12 +84,15 @@ Status reduce_chunk(Team& team, Staging& staging, std::byte* data, std::size_t c
 
 // Stages what the others own; the own slice is read from the tensor itself.
 void stage(Team& team, Staging& staging, const std::byte* data, std::size_t count,
-           std::size_t element) {
+           std::size_t whole, std::size_t element) {
   const Slice own = slice_of(count, team.rank(), team.size(), element);
   const std::size_t before = own.begin * element;
   const std::size_t after = (own.begin + own.count) * element;
-  std::memcpy(staging.mine(), data, before);
-  std::memcpy(staging.mine() + after, data + after, count * element - after);
+  const auto copy = [&](std::size_t from, std::size_t to) {
+    copy_in(staging.mine() + from, data + from, to - from, whole);
+  };
+  copy(0, before);
+  copy(after, count * element);
 }
 
 // Every rank's tensor is in the arena, and all have agreed: nothing is staged.
@@ -100,7 +105,7 @@ Status reduce_in_place(Team& team, Staging& staging, std::size_t count, std::siz
     destinations.push_back(staging.shared_by(peer) + own.begin * element);
     sources.push_back(destinations.back());
   }
-  if (own.count > 0) kernel(sources, destinations, own.count);
+  if (own.count > 0) kernel(sources, destinations, own.count, count * element);
   team.publish(team.progress() + 1);
   // Until then others write to our tensor.
   return team.wait_for_all(team.progress(), deadline);
@@ -128,7 +133,7 @@ Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t cou
     if (small && count > 0) {
       std::memcpy(staging.mine(), chunk, length * element);
     } else if (count > 0 && (place == 0 || !first)) {
-      stage(team, staging, chunk, length, element);
+      stage(team, staging, chunk, length, count * element, element);
     }
     if (first) {
       team.announce(pack_call(Op::all_reduce, dtype, reduce, 0), count, place);
@@ -138,7 +143,7 @@ Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t cou
       }
       if (status.ok() && staging.any_shared()) {
         // Whoever hoped for the above has not staged anything yet.
-        if (place != 0) stage(team, staging, chunk, length, element);
+        if (place != 0) stage(team, staging, chunk, length, count * element, element);
         team.publish(team.progress() + 1);
         status = team.wait_for_all(team.progress(), deadline);
       }
@@ -149,7 +154,8 @@ Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t cou
     if (!status.ok()) return status;
     if (count == 0) return Status::success();
     status = small ? reduce_small(team, staging, chunk, length, kernel)
-                   : reduce_chunk(team, staging, chunk, length, element, kernel, deadline);
+                   : reduce_chunk(team, staging, chunk, length, count * element, element, kernel,
+                                  deadline);
     if (!status.ok()) return status;
     done += length;
     first = false;

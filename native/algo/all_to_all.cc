@@ -100,9 +100,8 @@ struct Exchange {
       const int peer = rounds.other(n);
       const auto to = static_cast<std::size_t>(peer);
       if (!large_too && is_large(inputs.counts[to])) continue;
-      const Cut cut = cut_of(inputs.counts[to]);
-      copy_bytes(staging.mine() + shares.to(peer), inputs.data[to] + cut.offset(round),
-                 cut.length(round));
+      stage_part(staging.mine() + shares.to(peer), inputs.data[to], cut_of(inputs.counts[to]),
+                 round);
     }
   }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "algo/algorithm.h"
+#include "algo/rounds.h"
 
 namespace gradsync {
 namespace {
@@ -38,12 +39,13 @@ Board::Board(Team& team, std::uint32_t number, std::vector<BucketShape> shapes,
       entry.data.push_back(buckets[rank][b]);
     }
     offset += notice_bytes_of(shapes[b]);
+    whole_ += shapes[b].count * size_of(shapes[b].dtype);
     entries_.push_back(std::move(entry));
   }
 }
 
 Status Board::arrive(std::size_t bucket, double weight, std::span<const std::uint8_t> missing,
-                     std::span<const LentPart> lent) {
+                     std::span<const LentPart> parts, bool keep) {
   if (bucket >= entries_.size()) {
     return Status::error(Code::invalid, "no bucket " + std::to_string(bucket) + " on a board of " +
                                             std::to_string(entries_.size()));
@@ -60,8 +62,10 @@ Status Board::arrive(std::size_t bucket, double weight, std::span<const std::uin
     return Status::error(Code::invalid, std::to_string(missing.size()) + " flags for " +
                                             std::to_string(entry.shape.parts) + " parts");
   }
-  entry.lent.assign(lent.begin(), lent.end());
-  if (!lent.empty()) copy_for_others(entry);
+  const std::size_t element = size_of(entry.shape.dtype);
+  const Slice own = slice_of(entry.shape.count, team_.rank(), team_.size(), element);
+  if (keep) entry.lent.assign(parts.begin(), parts.end());
+  if (!parts.empty()) copy_without(keep ? own : Slice{0, 0}, parts, entry);
   notice.weight = weight;
   notice.any_missing = missing.empty() ? 0 : 1;
   if (!missing.empty()) std::memcpy(parts_of(&notice), missing.data(), missing.size());
@@ -88,20 +92,19 @@ bool Board::advance() {
   return next_ != before;
 }
 
-void Board::copy_for_others(const Entry& entry) const {
+void Board::copy_without(Slice kept, std::span<const LentPart> parts, const Entry& entry) const {
   const std::size_t element = size_of(entry.shape.dtype);
-  const Slice own = slice_of(entry.shape.count, team_.rank(), team_.size(), element);
   std::byte* const bucket = entry.data[static_cast<std::size_t>(team_.rank())];
   std::size_t begin = 0;
-  for (const LentPart& part : entry.lent) {
+  for (const LentPart& part : parts) {
     const std::size_t end = begin + part.count;
     const auto copy = [&](std::size_t from, std::size_t to) {
       if (from >= to) return;
-      std::memcpy(bucket + from * element, part.data + (from - begin) * element,
-                  (to - from) * element);
+      copy_out(bucket + from * element, part.data + (from - begin) * element, (to - from) * element,
+               whole_);
     };
-    copy(begin, std::min(end, own.begin));
-    copy(std::max(begin, own.begin + own.count), end);
+    copy(begin, std::min(end, kept.begin));
+    copy(std::max(begin, kept.begin + kept.count), end);
     begin = end;
   }
 }
@@ -141,11 +144,11 @@ void Board::reduce_range(const Entry& entry, Slice range, const std::byte* own) 
   }
   // Equal weights take the plain mean, whose bits do not depend on the weight.
   if (equal && total != 0) {
-    entry.average(sources, destinations, range.count);
+    entry.average(sources, destinations, range.count, whole_);
     return;
   }
   for (double& weight : weights) weight = total != 0 ? weight / total : 0.0;
-  entry.weighted(sources, weights, destinations, range.count);
+  entry.weighted(sources, weights, destinations, range.count, whole_);
 }
 
 Status Board::finish(Deadline deadline) {

@@ -60,9 +60,10 @@ class Board {
 
   // This rank's bucket is full. `missing`, when given, has a byte for each part: 1 where this rank
   // has nothing to add (and left zeros). The result is the mean of the ranks' buckets, weighted.
-  // `lent`, when given, is all of the bucket, to be left alone until reduced() has passed it.
+  // `parts`, when given, are all of the bucket, which is elsewhere: it is copied, or, if we may
+  // `keep` it until reduced() has passed the bucket, lent.
   Status arrive(std::size_t bucket, double weight, std::span<const std::uint8_t> missing,
-                std::span<const LentPart> lent = {});
+                std::span<const LentPart> parts = {}, bool keep = false);
   // How many buckets of this pass, from the first, have been reduced by this rank.
   std::size_t reduced() const { return next_; }
   const BucketShape& shape(std::size_t bucket) const { return entries_.at(bucket).shape; }
@@ -91,7 +92,8 @@ class Board {
     return reinterpret_cast<std::uint8_t*>(notice + 1);
   }
   bool is_full_everywhere(const Entry& entry) const;
-  void copy_for_others(const Entry& entry) const;
+  // Copies parts to this rank's bucket, all but a slice.
+  void copy_without(Slice kept, std::span<const LentPart> parts, const Entry& entry) const;
   void reduce_own_slice(Entry& entry) const;
   // `own` is where this rank's elements are.
   void reduce_range(const Entry& entry, Slice range, const std::byte* own) const;
@@ -101,6 +103,7 @@ class Board {
   std::uint32_t number_;  // among the boards of its group
   std::shared_ptr<std::byte> own_notices_;
   std::vector<Entry> entries_;
+  std::size_t whole_ = 0;  // bytes of all buckets
   std::uint32_t pass_ = 1;
   std::size_t next_ = 0;  // the first bucket whose slice is not reduced yet
 };

@@ -30,7 +30,7 @@ Status broadcast(Team& team, Staging& staging, std::byte* data, std::size_t coun
   const Cut cut{bytes, round_bytes(staging, direct.header())};
   const auto stage = [&](std::size_t round) {
     if (!sends || team.size() == 1) return;
-    copy_bytes(staging.mine() + direct.header(), data + cut.offset(round), cut.length(round));
+    stage_part(staging.mine() + direct.header(), data, cut, round);
   };
   Way way{};
   Status status = direct.begin(

@@ -123,7 +123,7 @@ class Direct {
   }
   Status read(int peer, std::uint64_t from, std::byte* to, std::size_t bytes) {
     if (const std::byte* const here = mapped(from)) {
-      copy_bytes(to, here, bytes);
+      copy_out(to, here, bytes, bytes);
       return Status::success();
     }
     return noted(team_.read_from(peer, to, from, bytes, rounds_.deadline()));

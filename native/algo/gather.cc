@@ -47,7 +47,7 @@ Status gather(Team& team, Staging& staging, const std::byte* input, std::size_t 
   const Cut cut{bytes, round_bytes(staging, direct.header())};
   const auto stage = [&](std::size_t round) {
     if (receives) return;
-    copy_bytes(staging.mine() + direct.header(), input + cut.offset(round), cut.length(round));
+    stage_part(staging.mine() + direct.header(), input, cut, round);
   };
   Way way{};
   Status status = direct.begin(

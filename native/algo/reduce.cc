@@ -26,7 +26,7 @@ Status reduce_in_place(Team& team, Direct& direct, std::size_t count, std::size_
         direct.mapped(direct.place(peer, 0)) + own.begin * element;
   }
   std::byte* const result = direct.mapped(direct.place(root, 0)) + own.begin * element;
-  if (own.count > 0) kernel(sources.all(), {&result, 1}, own.count);
+  if (own.count > 0) kernel(sources.all(), {&result, 1}, own.count, count * element);
   return direct.done_by_all();
 }
 
@@ -45,8 +45,8 @@ Status reduce(Team& team, Staging& staging, std::byte* data, std::size_t count, 
   const Cut cut{count, round_bytes(staging, direct.header()) / element};
   const auto stage = [&](std::size_t round) {
     if (receives) return;
-    copy_bytes(staging.mine() + direct.header(), data + cut.offset(round) * element,
-               cut.length(round) * element);
+    copy_in(staging.mine() + direct.header(), data + cut.offset(round) * element,
+            cut.length(round) * element, count * element);
   };
   Way way{};
   status = direct.begin(
@@ -68,7 +68,7 @@ Status reduce(Team& team, Staging& staging, std::byte* data, std::size_t count, 
       sources[static_cast<std::size_t>(peer)] =
           peer == root ? chunk : staging.of(peer) + direct.header();
     }
-    kernel(sources.all(), {&chunk, 1}, cut.length(i));
+    kernel(sources.all(), {&chunk, 1}, cut.length(i), count * element);
   }
   return Status::success();
 }

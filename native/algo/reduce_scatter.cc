@@ -38,7 +38,7 @@ Status pull_piece(Team& team, Staging& staging, Direct& direct, const std::byte*
     const Status status = pull.read(own, offset, cut.length(i) * element, input + offset);
     if (!status.ok()) return status;
     std::byte* const result = output + offset;
-    kernel(pull.sources(), {&result, 1}, cut.length(i));
+    kernel(pull.sources(), {&result, 1}, cut.length(i), count * element);
   }
   return direct.done_by_all();
 }
@@ -66,8 +66,9 @@ struct Pass {
   void stage(std::size_t round) const {
     for (int peer = 0; peer < team.size(); ++peer) {
       if (peer == team.rank()) continue;
-      copy_bytes(staging.mine() + shares.to(peer), input(peer, round),
-                 cut_of(peer).length(round) * element);
+      const Cut cut = cut_of(peer);
+      copy_in(staging.mine() + shares.to(peer), input(peer, round), cut.length(round) * element,
+              cut.total * element);
     }
   }
 
@@ -80,7 +81,7 @@ struct Pass {
           peer == team.rank() ? input(peer, round) : staging.of(peer) + shares.from(peer);
     }
     std::byte* const destination = output + own.offset(round) * element;
-    kernel(sources.all(), {&destination, 1}, own.length(round));
+    kernel(sources.all(), {&destination, 1}, own.length(round), own.total * element);
   }
 };
 

@@ -25,7 +25,16 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) 
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-// The same for a part of a result of `total` bytes.
+// The same from a part of a tensor of `total` bytes to where others read it at once.
+inline void copy_in(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t total) {
+  if (total < far_bytes) {
+    copy_bytes(to, from, bytes);
+  } else {
+    copy_from_far(to, from, bytes);
+  }
+}
+
+// The same to a part of a result of `total` bytes.
 inline void copy_out(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t total) {
   if (total < far_copy_bytes || to == from) {
     copy_bytes(to, from, bytes);
@@ -43,6 +52,11 @@ struct Cut {
   std::size_t offset(std::size_t round) const { return std::min(total, round * most); }
   std::size_t length(std::size_t round) const { return std::min(most, total - offset(round)); }
 };
+
+// Puts a part of a tensor, cut by bytes, where others read it at once.
+inline void stage_part(std::byte* to, const std::byte* from, const Cut& cut, std::size_t round) {
+  copy_in(to, from + cut.offset(round), cut.length(round), cut.total);
+}
 
 // The most bytes that a round moves from one rank to another; `header` is what every half begins
 // with. At 2 ranks with 25 MiB, all_gather took 0.99 of the time of the faster MPI in the same runs

@@ -36,8 +36,8 @@ Status scatter(Team& team, Staging& staging, std::span<const std::byte* const> i
   const auto stage = [&](std::size_t round) {
     for (int n = 1; sends && n < team.size(); ++n) {
       const int peer = rounds.other(n);
-      copy_bytes(staging.mine() + shares.to(peer),
-                 inputs[static_cast<std::size_t>(peer)] + cut.offset(round), cut.length(round));
+      stage_part(staging.mine() + shares.to(peer), inputs[static_cast<std::size_t>(peer)], cut,
+                 round);
     }
   };
   Way way{};

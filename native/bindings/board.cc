@@ -52,9 +52,10 @@ void arrive(BoundBoard& self, std::size_t bucket, double weight, const nb::objec
   run_released([&] { return self.board->arrive(bucket, weight, flags); });
 }
 
-// Like arrive(), with gradients that stay where they are. False, and nothing done, unless they are
-// plain tensors that make up the bucket.
-bool lend(BoundBoard& self, std::size_t bucket, double weight, const nb::list& gradients) {
+// Like arrive(), with gradients that are not in the bucket; `keep`: they stay where they are.
+// False, and nothing done, unless they are plain tensors that make up the bucket.
+bool lend(BoundBoard& self, std::size_t bucket, double weight, const nb::list& gradients,
+          bool keep) {
   if (bucket >= self.board->size()) return false;
   const BucketShape& shape = self.board->shape(bucket);
   std::vector<LentPart> parts;
@@ -67,7 +68,7 @@ bool lend(BoundBoard& self, std::size_t bucket, double weight, const nb::list& g
     count += plain.count;
   }
   if (count != shape.count) return false;
-  run_released([&] { return self.board->arrive(bucket, weight, {}, parts); });
+  run_released([&] { return self.board->arrive(bucket, weight, {}, parts, keep); });
   return true;
 }
 
@@ -76,7 +77,8 @@ bool lend(BoundBoard& self, std::size_t bucket, double weight, const nb::list& g
 void bind_board(nb::module_& module, nb::class_<Session>& session) {
   nb::class_<BoundBoard>(module, "Board")
       .def("arrive", &arrive, nb::arg("bucket"), nb::arg("weight"), nb::arg("missing").none())
-      .def("lend", &lend, nb::arg("bucket"), nb::arg("weight"), nb::arg("gradients"))
+      .def("lend", &lend, nb::arg("bucket"), nb::arg("weight"), nb::arg("gradients"),
+           nb::arg("keep"))
       .def(
           "lend_tensors",
           [](BoundBoard& self, nb::type_object type, const nb::capsule& table) {

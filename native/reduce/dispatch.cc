@@ -18,6 +18,40 @@
 #include "reduce/reduce.h"
 
 namespace gradsync {
+namespace {
+
+constexpr std::size_t line = 64;
+
+std::size_t to_next_line(const std::byte* place) {
+  return -reinterpret_cast<std::uintptr_t>(place) % line;
+}
+
+#ifdef __SSE2__
+
+// Copies past the caches. Whole lines to the beginning of a line; anything else in the plain way.
+[[gnu::always_inline]] inline void stream(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (to_next_line(to) != 0 || bytes % line != 0) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  for (std::size_t at = 0; at < bytes; at += 16) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + at),
+                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)));
+  }
+}
+// Such stores may be seen later than those after them, but for this.
+inline void end_stream() { _mm_sfence(); }
+
+#else
+
+inline void stream(std::byte* to, const std::byte* from, std::size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+inline void end_stream() {}
+
+#endif
+
+}  // namespace
 namespace kernels::baseline {
 constexpr bool only_sums = false;
 #include "reduce/loops.h"
@@ -64,31 +98,21 @@ Status find_kernel(Dtype dtype, Reduce reduce, ReduceKernel& out) {
   return Status::error(Code::invalid, "this reduction is not defined for elements of this type");
 }
 
-#ifdef __SSE2__
-
 void far_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  constexpr std::size_t line = 64;
-  const std::size_t before = std::min(bytes, -reinterpret_cast<std::uintptr_t>(to) % line);
-  std::memcpy(to, from, before);
-  std::size_t at = before;
-  for (; at + line <= bytes; at += line) {
-    const auto* const source = reinterpret_cast<const __m128i*>(from + at);
-    auto* const destination = reinterpret_cast<__m128i*>(to + at);
-    for (int part = 0; part < 4; ++part) {
-      _mm_stream_si128(destination + part, _mm_loadu_si128(source + part));
+  const std::size_t head = std::min(bytes, to_next_line(to));
+  stream(to, from, head);
+  const std::size_t share = (bytes - head) / streams / grain_bytes * grain_bytes;
+  for (std::size_t at = head; at < head + share; at += grain_bytes) {
+    for (std::size_t place = at; place < at + streams * share; place += share) {
+      stream(to + place, from + place, grain_bytes);
     }
   }
-  _mm_sfence();  // such stores may be seen later than those after them
-  std::memcpy(to + at, from + at, bytes - at);
+  const std::size_t done = head + streams * share;
+  const std::size_t lines = (bytes - done) / line * line;
+  stream(to + done, from + done, lines);
+  stream(to + done + lines, from + done + lines, bytes - done - lines);
+  end_stream();
 }
-
-#else
-
-void far_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  std::memcpy(to, from, bytes);
-}
-
-#endif
 
 WeightedKernel find_weighted_kernel(Dtype dtype) { return best().weighted(dtype); }
 

@@ -40,6 +40,28 @@ struct Gradients {
   std::unique_ptr<Board> board;
 };
 
+// `size` decides whether the kernels take the buckets for large.
+void lend_and_check(std::size_t size) {
+  run_threads(3, [size](Session& session) {
+    const Gradients gradients(session, {1000, 2 * size + 1});
+    const auto rank = static_cast<float>(session.rank());
+    for (int pass = 0; pass < 10; ++pass) {
+      Floats first(1000, rank), head(size - 7, rank + 1), tail(size + 8, rank + 2);
+      const std::vector<LentPart> one{{bytes(first), first.size()}};
+      const std::vector<LentPart> two{{bytes(head), head.size()}, {bytes(tail), tail.size()}};
+      CHECK_OK(gradients.board->arrive(0, 1.0, {}, one, true));
+      CHECK_OK(gradients.board->arrive(1, session.rank() == 2 ? 2.0 : 1.0, {}, two, pass % 2 == 0));
+      CHECK_OK(session.finish(*gradients.board, soon()));
+      gradients.check(0, 1.0F);
+      // (1 + 2 + 2 * 3) / 4 and one more
+      for (std::size_t i = 0; i < 2 * size + 1; ++i) {
+        CHECK(gradients.buckets[1][i] == (i < size - 7 ? 2.25F : 3.25F));
+      }
+      CHECK(first[999] == rank && head[0] == rank + 1 && tail[size + 7] == rank + 2);
+    }
+  });
+}
+
 }  // namespace
 
 TEST(every_bucket_holds_the_mean_after_each_pass) {
@@ -65,23 +87,8 @@ TEST(every_bucket_holds_the_mean_after_each_pass) {
 }
 
 TEST(lent_gradients_give_the_same_and_are_left_alone) {
-  run_threads(3, [](Session& session) {
-    const Gradients gradients(session, {1000, 70'001});
-    const auto rank = static_cast<float>(session.rank());
-    for (int pass = 0; pass < 10; ++pass) {
-      Floats first(1000, rank), head(33'333, rank + 1), tail(36'668, rank + 2);
-      const std::vector<LentPart> one{{bytes(first), first.size()}};
-      const std::vector<LentPart> two{{bytes(head), head.size()}, {bytes(tail), tail.size()}};
-      CHECK_OK(gradients.board->arrive(0, 1.0, {}, one));
-      CHECK_OK(gradients.board->arrive(1, session.rank() == 2 ? 2.0 : 1.0, {}, two));
-      CHECK_OK(session.finish(*gradients.board, soon()));
-      gradients.check(0, 1.0F);
-      // (1 + 2 + 2 * 3) / 4 and one more
-      for (std::size_t i = 0; i < 33'333; ++i) CHECK(gradients.buckets[1][i] == 2.25F);
-      for (std::size_t i = 33'333; i < 70'001; ++i) CHECK(gradients.buckets[1][i] == 3.25F);
-      CHECK(first[999] == rank && head[0] == rank + 1 && tail[36'667] == rank + 2);
-    }
-  });
+  lend_and_check(35'000);
+  lend_and_check(1'100'000);
 }
 
 TEST(weights_and_missing_parts_travel_with_the_bucket) {

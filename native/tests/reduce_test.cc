@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "reduce/far_copy.h"
 #include "reduce/float8.h"
 #include "reduce/half.h"
 #include "tests/check.h"
@@ -25,7 +26,7 @@ std::vector<T> run(Dtype dtype, Reduce reduce, const std::vector<std::vector<T>>
   std::vector<T> second(inputs[0].size());
   std::vector<std::byte*> destinations{reinterpret_cast<std::byte*>(first.data()),
                                        reinterpret_cast<std::byte*>(second.data())};
-  kernel(sources, destinations, first.size());
+  kernel(sources, destinations, first.size(), first.size() * sizeof(T));
   CHECK(first.empty() || std::memcmp(first.data(), second.data(), first.size() * sizeof(T)) == 0);
   return first;
 }
@@ -50,9 +51,9 @@ TEST(every_length_around_the_block_is_right) {
   }
 }
 
-TEST(data_that_is_asked_for_ahead_is_right) {
+TEST(data_that_is_not_in_a_cache_is_right) {
   // More than a cache holds, and no multiple of a block.
-  const std::size_t count = 1'100'001;
+  const std::size_t count = 2'100'001;
   std::vector<float> a(count), b(count), c(count);
   for (std::size_t i = 0; i < count; ++i) {
     a[i] = static_cast<float>(i % 1000);
@@ -64,6 +65,47 @@ TEST(data_that_is_asked_for_ahead_is_right) {
   for (std::size_t i = 0; i < count; ++i) {
     CHECK(two[i] == a[i] + 2.0F);
     CHECK(three[i] == (a[i] + 2.0F + 0.5F) / 3.0F);
+  }
+}
+
+TEST(parts_of_large_data_are_right_wherever_they_begin) {
+  constexpr std::size_t whole = std::size_t{1} << 30;
+  ReduceKernel kernel = nullptr;
+  CHECK_OK(find_kernel(Dtype::f32, Reduce::sum, kernel));
+  for (const std::size_t count : {0UL, 3UL, 40UL, 600UL, 5003UL}) {
+    for (const std::size_t begin : {0UL, 1UL, 15UL}) {
+      std::vector<float> mine(count + begin, 1.0F), theirs(count + begin, 2.0F);
+      std::vector<float> elsewhere(count + begin + 1, 7.0F);
+      const auto at = [begin](auto& data) {
+        return reinterpret_cast<std::byte*>(&data[0] + begin);
+      };
+      if (count + begin == 0) continue;
+      const std::vector<const std::byte*> sources{at(mine), at(theirs)};
+      const std::vector<std::byte*> destinations{at(elsewhere), at(theirs)};
+      kernel(sources, destinations, count, whole);
+      for (std::size_t i = 0; i < count + begin; ++i) {
+        const bool is_in = i >= begin;
+        CHECK(mine[i] == 1.0F);
+        CHECK(theirs[i] == (is_in ? 3.0F : 2.0F));
+        CHECK(elsewhere[i] == (is_in ? 3.0F : 7.0F));
+      }
+      CHECK(elsewhere.back() == 7.0F);
+    }
+  }
+}
+
+TEST(far_copies_are_copies) {
+  for (const std::size_t bytes : {0UL, 5UL, 64UL, 2047UL, 2048UL, 70'001UL}) {
+    for (const std::size_t begin : {0UL, 1UL, 16UL, 63UL}) {
+      std::vector<std::byte> from(bytes + 64), to(bytes + 128), back(bytes + 64);
+      for (std::size_t i = 0; i < bytes; ++i) from[i] = static_cast<std::byte>(i * 7 + 1);
+      far_copy(to.data() + begin, from.data(), bytes);
+      CHECK(std::memcmp(to.data() + begin, from.data(), bytes) == 0);
+      CHECK(begin == 0 || to[begin - 1] == std::byte{0});
+      CHECK(to[begin + bytes] == std::byte{0});
+      copy_from_far(back.data(), to.data() + begin, bytes);
+      CHECK(back == from);
+    }
   }
 }
 
@@ -79,7 +121,7 @@ TEST(any_number_of_destinations_gets_the_result) {
       destinations.push_back(reinterpret_cast<std::byte*>(result.data()));
     }
     const std::vector<const std::byte*> sources{bytes, bytes};
-    kernel(sources, destinations, source.size());
+    kernel(sources, destinations, source.size(), source.size() * sizeof(float));
     for (const auto& result : results) CHECK((result == std::vector<float>{2.0F, 4.0F, 6.0F}));
   }
 }

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from models import ROWS, Unused, batch, make
 from torch import nn
 
 import gradsync as dist
+from gradsync.ddp.bucket import Bucket
 from gradsync.testing import assert_same_on_all_ranks, gather_for_assert
 
 
@@ -104,6 +106,32 @@ def test_autograd_grad_stays_local_and_upsets_nothing(rank):
     w.grad = None
     ddp(x).backward()  # nothing had been sent: go on
     assert w.grad.item() == 2.0
+
+
+@pytest.mark.ranks(2)
+def test_buckets_that_are_planned_anew_never_exist_twice(rank, monkeypatch):
+    alive: weakref.WeakSet[Bucket] = weakref.WeakSet()
+    most = 0
+
+    class Counted(Bucket):
+        def __init__(self, *args):
+            nonlocal most
+            super().__init__(*args)
+            alive.add(self)
+            most = max(most, len(alive))
+
+    monkeypatch.setattr("gradsync.ddp.reducer.Bucket", Counted)
+    torch.manual_seed(0)
+    used_first = nn.Linear(4, 4)  # registered last: gradients do not come in the order planned
+    layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), used_first])
+    layers.forward = lambda x: layers[1](layers[0](layers[2](x)))
+    ddp = dist.DistributedDataParallel(layers, bucket_cap_mb=1e-6)
+    before = ddp._replica.reducer.plan
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp(torch.ones(1, 4)).sum().backward()
+    assert ddp._replica.reducer.plan != before
+    assert most == len(ddp._replica.reducer.buckets) == 6
 
 
 class Branches(nn.Module):

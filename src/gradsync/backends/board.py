@@ -40,10 +40,10 @@ class ShmBoard:
         self._board.lend_tensors(tensor_type, table)
         return True
 
-    def lend(self, bucket: int, weight: float, gradients: list[Any]) -> bool:
-        """Like ``arrive``, with gradients that stay where they are; False if they cannot."""
+    def lend(self, bucket: int, weight: float, gradients: list[Any], keep: bool) -> bool:
+        """Like ``arrive``, with gradients from elsewhere; False if they are not as they must be."""
         try:
-            return self._board.lend(bucket, weight, gradients)
+            return self._board.lend(bucket, weight, gradients, keep)
         except _native.StatusError as error:
             raise UsageError(f"bucket_board: {error.args[1]}") from None
 

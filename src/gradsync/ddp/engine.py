@@ -35,7 +35,7 @@ class Engine(Protocol):
         """Send a bucket on its way; with a weight the result is the weighted mean."""
 
     def lend(self, bucket: Bucket) -> bool:
-        """Launch a bucket without copying all of it in; False if that cannot be done."""
+        """Launch a bucket whose gradients lie elsewhere; False if that cannot be done."""
 
     def poll(self) -> None:
         """Make progress on what has been launched, without waiting."""
@@ -45,9 +45,6 @@ class Engine(Protocol):
 
     def missing_everywhere(self, bucket: Bucket) -> Sequence[int]:
         """Return the positions in the bucket that no rank had a gradient for."""
-
-    def close(self) -> None:
-        """Give back what the engine holds."""
 
 
 class CallEngine:
@@ -103,9 +100,6 @@ class CallEngine:
         self._used.discard(bucket.index)
         return found
 
-    def close(self) -> None:
-        """Hold nothing."""
-
 
 class BoardEngine:
     """Ranks reduce their slice of every bucket that all of them have filled, in shared memory."""
@@ -124,15 +118,17 @@ class BoardEngine:
         self._release()
 
     def lend(self, bucket: Bucket) -> bool:
-        """Copy in only what the other ranks reduce, and keep the gradients until we have."""
-        if not self._board.can_lend or self._lent_bytes > MOST_LENT_BYTES:
+        """Copy in what the other ranks reduce, and the rest unless it can stay until we have."""
+        if not self._board.can_lend:
             return False
+        keep = self._lent_bytes <= MOST_LENT_BYTES
         grads = bucket.to_lend()
-        if grads is None or not self._board.lend(bucket.index, 1.0, grads):
+        if grads is None or not self._board.lend(bucket.index, 1.0, grads, keep):
             return False
         bucket.take_over()
-        self._lent.append((bucket, grads))
-        self._lent_bytes += bucket.flat.nbytes
+        if keep:
+            self._lent.append((bucket, grads))
+            self._lent_bytes += bucket.flat.nbytes
         self._release()
         return True
 
@@ -155,9 +151,6 @@ class BoardEngine:
     def missing_everywhere(self, bucket: Bucket) -> Sequence[int]:
         """Ask the board."""
         return tuple(self._board.missing_everywhere(bucket.index))
-
-    def close(self) -> None:
-        """Hold nothing but the board, which goes with the engine."""
 
 
 def allocator(group: ProcessGroup, device: torch.device) -> Allocate:

@@ -147,10 +147,9 @@ class Reducer:
         dense = [bucket for bucket in plan if not self._sparse[bucket[0]]]
         self._sparse_numbers = [bucket[0] for bucket in plan if self._sparse[bucket[0]]]
         if plan != self.plan or self._engine is None:
-            self.plan = plan
+            # First the old ones go: there is never memory for two sets, unless the user has views.
+            self.plan, self._engine, self.buckets = plan, None, []
             self.buckets = [self._make_bucket(i, numbers) for i, numbers in enumerate(dense)]
-            if self._engine is not None:
-                self._engine.close()
             self._engine = self._make_engine(self.group, self.buckets, self.options.timeout_s)
         self.arrivals.install(self, dense, self._sparse_numbers)
 
@@ -162,9 +161,7 @@ class Reducer:
         """Average in another way from now on, in buckets that suit it."""
         if self.is_open:
             raise UsageError("how gradients are averaged cannot be changed during backward")
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        self._engine = None
         self._make_engine = make
         self._plan_by_registration()
 
@@ -357,9 +354,7 @@ class Reducer:
     def close(self) -> None:
         """Take the hooks away and give the memory back."""
         self.arrivals.remove()
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        self._engine, self.buckets = None, []
 
     def __del__(self) -> None:
         self.arrivals.remove()

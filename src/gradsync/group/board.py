@@ -55,13 +55,16 @@ class BucketBoard:
         """
         self._board.arrive(bucket, weight, missing)
 
-    def lend(self, bucket: int, weight: float, gradients: list[torch.Tensor]) -> bool:
-        """Like ``arrive``, with gradients that are copied only as far as other ranks need them.
+    def lend(
+        self, bucket: int, weight: float, gradients: list[torch.Tensor], keep: bool = True
+    ) -> bool:
+        """Like ``arrive``, with gradients that lie elsewhere and make up the bucket, in order.
 
-        They make up the bucket, in order, and must be left alone until ``reduced()`` has passed it.
-        Returns False, and does nothing, unless all of them are contiguous and of its dtype.
+        With ``keep`` they are copied only as far as other ranks need them, and must be left alone
+        until ``reduced()`` has passed the bucket. Returns False, and does nothing, unless all of
+        them are contiguous and of its dtype.
         """
-        return bool(self._board.lend(bucket, weight, gradients))
+        return bool(self._board.lend(bucket, weight, gradients, keep))
 
     def finish(self, timeout_s: float) -> None:
         """Wait until all buckets are full everywhere and hold the weighted mean over the ranks.

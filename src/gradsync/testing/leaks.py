@@ -28,6 +28,9 @@ RESET = frozenset({"environment", "torch threads", "seed"})
 
 # Variables that pytest itself changes as it goes.
 _NOT_OURS = {"PYTEST_CURRENT_TEST"}
+# Threads that a library starts once in a process and keeps: tqdm's comes with its first bar, which
+# torch.compile has, too, where tqdm is installed.
+_OF_LIBRARIES = {"tqdm_monitor"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,9 @@ def take() -> Picture:
     torch = sys.modules.get("torch")
     return Picture(
         processes=_children(),
-        threads={t.ident or 0: t.name for t in threading.enumerate()},
+        threads={
+            t.ident or 0: t.name for t in threading.enumerate() if t.name not in _OF_LIBRARIES
+        },
         shared_memory=_shared_memory(),
         sockets=_sockets(),
         environment={k: v for k, v in os.environ.items() if k not in _NOT_OURS},

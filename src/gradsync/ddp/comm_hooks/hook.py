@@ -119,9 +119,6 @@ class HookEngine:
         """Return what the call at the end said."""
         return self._nobody[bucket.index]
 
-    def close(self) -> None:
-        """Hold nothing."""
-
 
 def _bring_home(bucket: Bucket, value: Any) -> None:
     if isinstance(value, (list, tuple)) and len(value) == 1:
