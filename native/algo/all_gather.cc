@@ -4,6 +4,7 @@
 //   past the staging)
 // Large, where memory is open or shared: everybody reads the others' pieces from where they are.
 //   steps: 2   bytes moved per rank: ranks * n
+// Up to 8 bytes travel with the announcement (tiny.h).
 //
 // Where the pieces go is a list of addresses, so that a list of tensors and the parts of one large
 // tensor are the same thing. The own piece may be the input itself.
@@ -18,6 +19,7 @@
 #include "algo/counts.h"
 #include "algo/direct.h"
 #include "algo/rounds.h"
+#include "algo/tiny.h"
 
 namespace gradsync {
 namespace {
@@ -42,6 +44,15 @@ Status all_gather(Team& team, Staging& staging, const std::byte* input, std::siz
   const std::size_t bytes = count * size_of(dtype);
   const std::size_t all = bytes * static_cast<std::size_t>(team.size());
   const std::uint64_t what = pack_call(Op::all_gather, dtype, Reduce::sum, 0);
+  if (Tiny::fits(bytes)) {
+    Tiny tiny(team);
+    std::memcpy(tiny.mine(), input, bytes);
+    const Status status = tiny.exchange(what, count, deadline);
+    for (int rank = 0; status.ok() && rank < team.size(); ++rank) {
+      std::memcpy(outputs[static_cast<std::size_t>(rank)], tiny.of(rank), bytes);
+    }
+    return status;
+  }
   Rounds rounds(team, staging, deadline);
   Direct direct(team, staging, rounds, 1, bytes);
   const Cut cut{bytes, round_bytes(staging, direct.header())};

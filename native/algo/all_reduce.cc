@@ -1,5 +1,6 @@
 // All-reduce.
 //
+// Tiny (up to 8 bytes): they travel with the announcement (tiny.h).
 // Small (fits one chunk and few bytes): everybody stages everything, everybody reduces everything.
 //   steps: 1   bytes moved per rank: n in, ranks * n read
 // Large, for each chunk: every rank owns a slice; it reduces that slice of everybody's chunk and
@@ -23,6 +24,8 @@
 #include "algo/algorithm.h"
 #include "algo/rounds.h"
 #include "algo/slice.h"
+#include "algo/tiny.h"
+#include "common/few.h"
 #include "reduce/reduce.h"
 
 namespace gradsync {
@@ -42,12 +45,27 @@ std::size_t chunk_bytes(const Team& team, const Staging& staging) {
   return std::min(staging.capacity(), slice_bytes * static_cast<std::size_t>(team.size()));
 }
 
+Status reduce_tiny(Team& team, std::uint64_t what, std::byte* data, std::size_t count,
+                   std::size_t bytes, ReduceKernel kernel, Deadline deadline) {
+  Tiny tiny(team);
+  std::memcpy(tiny.mine(), data, bytes);
+  const Status status = tiny.exchange(what, count, deadline);
+  if (!status.ok()) return status;
+  Few<const std::byte*> sources(static_cast<std::size_t>(team.size()));
+  for (std::size_t rank = 0; rank < sources.size(); ++rank) {
+    sources[rank] = tiny.of(static_cast<int>(rank));
+  }
+  kernel(sources.all(), {&data, 1}, count, 0);
+  return status;
+}
+
 Status reduce_small(Team& team, Staging& staging, std::byte* data, std::size_t count,
                     ReduceKernel kernel) {
-  std::vector<const std::byte*> sources;
-  for (int peer = 0; peer < team.size(); ++peer) sources.push_back(staging.of(peer));
-  std::byte* const destination = data;
-  kernel(sources, {&destination, 1}, count, 0);
+  Few<const std::byte*> sources(static_cast<std::size_t>(team.size()));
+  for (int peer = 0; peer < team.size(); ++peer) {
+    sources[static_cast<std::size_t>(peer)] = staging.of(peer);
+  }
+  kernel(sources.all(), {&data, 1}, count, 0);
   // Peers read our half until they announce their next call.
   staging.free_at(team.progress() + 1);
   return Status::success();
@@ -119,6 +137,10 @@ Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t cou
   Status status = find_kernel(dtype, reduce, kernel);
   if (!status.ok()) return status;
   const std::size_t element = size_of(dtype);
+  const std::uint64_t what = pack_call(Op::all_reduce, dtype, reduce, 0);
+  if (Tiny::fits(count * element)) {
+    return reduce_tiny(team, what, data, count, count * element, kernel, deadline);
+  }
   const bool small = count * element <= std::min(small_bytes, staging.capacity());
   const std::size_t most = chunk_bytes(team, staging) / element;
   const std::uint64_t place = small ? 0 : staging.place_of(data, count * element);
@@ -136,12 +158,12 @@ Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t cou
       stage(team, staging, chunk, length, count * element, element);
     }
     if (first) {
-      team.announce(pack_call(Op::all_reduce, dtype, reduce, 0), count, place);
+      team.announce(what, count, place);
       status = team.agree(deadline);
       if (status.ok() && place != 0 && staging.all_shared()) {
         return reduce_in_place(team, staging, count, element, kernel, deadline);
       }
-      if (status.ok() && staging.any_shared()) {
+      if (status.ok() && !small && staging.any_shared()) {
         // Whoever hoped for the above has not staged anything yet.
         if (place != 0) stage(team, staging, chunk, length, count * element, element);
         team.publish(team.progress() + 1);

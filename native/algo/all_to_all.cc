@@ -4,6 +4,8 @@
 //   bytes moved per rank: what it sends in, what it receives out (its own piece past the staging)
 // Where memory is open or shared, large pieces are read from where they are, and small ones staged.
 //   steps: 1, or 2 with large pieces   bytes moved per rank: large ones once, small ones as above
+// Equal pieces, up to 7 bytes for all others together, travel with the announcement (tiny.h). Not
+// all ranks need to have such: if only some do, or they differ, all stage once they have seen that.
 //
 // Any two ranks may exchange any number of elements, none included. Every half begins with how many
 // its rank sends to and expects from each; all ranks compare all of these before anything is
@@ -15,6 +17,7 @@
 #include "algo/algorithm.h"
 #include "algo/direct.h"
 #include "algo/rounds.h"
+#include "algo/tiny.h"
 #include "common/few.h"
 
 namespace gradsync {
@@ -157,6 +160,63 @@ Few<const std::byte*> places_of(const Exchange& exchange) {
   return places;
 }
 
+// Pieces that travel with the announcement, behind one byte for how many elements each has.
+class TinyPieces {
+ public:
+  explicit TinyPieces(const Exchange& exchange)
+      : exchange_(exchange),
+        tiny_(exchange.team),
+        count_(exchange.inputs.counts[0]),
+        bytes_(count_ * exchange.element) {}
+
+  // Whether this rank's can.
+  bool fit() const {
+    const auto is_equal = [&](std::size_t count) { return count == count_; };
+    const std::size_t others = exchange_.inputs.counts.size() - 1;
+    return bytes_ * others > 0 && Tiny::fits(1 + bytes_ * others) &&
+           std::ranges::all_of(exchange_.inputs.counts, is_equal) &&
+           std::ranges::all_of(exchange_.outputs.counts, is_equal);
+  }
+  void announce(std::uint64_t what) {
+    *tiny_.mine() = static_cast<std::byte>(count_);
+    const int own = exchange_.team.rank();
+    for (int n = 1; n < exchange_.team.size(); ++n) {
+      const int peer = exchange_.rounds.other(n);
+      std::memcpy(tiny_.mine(place(own, peer)),
+                  exchange_.inputs.data[static_cast<std::size_t>(peer)], bytes_);
+    }
+    tiny_.announce(what, 0);
+  }
+  // When all have agreed on the call: who sent its pieces along, the same on all ranks.
+  enum Sent : std::uint8_t { by_nobody, by_some, by_all };
+  Sent sent() {
+    const int carriers = tiny_.collect();
+    if (carriers == 0) return by_nobody;
+    bool alike = carriers == exchange_.team.size();
+    for (int peer = 0; peer < exchange_.team.size(); ++peer) {
+      alike = alike && *tiny_.of(peer) == *tiny_.of(0);
+    }
+    return alike ? by_all : by_some;
+  }
+  void collect() {
+    exchange_.keep_own(0);
+    const int own = exchange_.team.rank();
+    for (int n = 1; n < exchange_.team.size(); ++n) {
+      const int peer = exchange_.rounds.other(n);
+      std::memcpy(exchange_.outputs.data[static_cast<std::size_t>(peer)],
+                  tiny_.of(peer, place(peer, own)), bytes_);
+    }
+  }
+
+ private:
+  std::size_t place(int from, int to) const { return 1 + tiny_.offset(from, to, bytes_); }
+
+  const Exchange& exchange_;
+  Tiny tiny_;
+  std::size_t count_;
+  std::size_t bytes_;
+};
+
 }  // namespace
 
 Status all_to_all(Team& team, Staging& staging, const Pieces<const std::byte>& inputs,
@@ -187,8 +247,21 @@ Status all_to_all(Team& team, Staging& staging, const Pieces<const std::byte>& i
     }
     exchange.stage(0, large_too);
   };
-  status = rounds.first(pack_call(Op::all_to_all, dtype, Reduce::sum, 0), 0, stage);
+  const std::uint64_t what = pack_call(Op::all_to_all, dtype, Reduce::sum, 0);
+  TinyPieces tiny(exchange);
+  status =
+      tiny.fit() ? rounds.first([] {}, [&] { tiny.announce(what); }) : rounds.first(what, 0, stage);
   if (!status.ok()) return status;
+  const TinyPieces::Sent sent = tiny.sent();
+  if (sent == TinyPieces::by_all) {
+    tiny.collect();
+    return status;
+  }
+  if (sent == TinyPieces::by_some) {
+    status = rounds.next(stage);
+    if (status.ok()) status = rounds.wait_for_all();
+    if (!status.ok()) return status;
+  }
   const Plan plan(team, staging);
   if (!plan.agrees()) return plan.disagreement();
 

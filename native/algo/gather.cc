@@ -4,9 +4,11 @@
 // Large, where memory is open or shared: the root reads the others' pieces from where they are.
 // (Very large ones with a core for each rank only when shared: it is faster when the others help.)
 //   steps: 2   bytes moved: ranks * n by the root
+// Up to 8 bytes travel with the announcement (tiny.h).
 #include "algo/algorithm.h"
 #include "algo/direct.h"
 #include "algo/rounds.h"
+#include "algo/tiny.h"
 
 namespace gradsync {
 namespace {
@@ -33,6 +35,19 @@ Status read_all(Team& team, Rounds& rounds, Direct& direct, const std::byte* inp
   return direct.done();
 }
 
+Status gather_tiny(Team& team, std::uint64_t what, const std::byte* input, std::size_t count,
+                   std::size_t bytes, std::span<std::byte* const> outputs, Deadline deadline) {
+  Tiny tiny(team);
+  std::memcpy(tiny.mine(), input, bytes);
+  const Status status = tiny.exchange(what, count, deadline);
+  if (!status.ok()) return status;
+  // None but at the root.
+  for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
+    std::memcpy(outputs[rank], tiny.of(static_cast<int>(rank)), bytes);
+  }
+  return status;
+}
+
 }  // namespace
 
 Status gather(Team& team, Staging& staging, const std::byte* input, std::size_t count, Dtype dtype,
@@ -42,6 +57,10 @@ Status gather(Team& team, Staging& staging, const std::byte* input, std::size_t 
   const bool receives = team.rank() == root;
   const std::uint64_t what =
       pack_call(Op::gather, dtype, Reduce::sum, static_cast<std::uint32_t>(root));
+  if (Tiny::fits(bytes)) {
+    return gather_tiny(team, what, input, count, bytes,
+                       receives ? outputs : std::span<std::byte* const>{}, deadline);
+  }
   Rounds rounds(team, staging, deadline);
   Direct direct(team, staging, rounds, 1, bytes);
   const Cut cut{bytes, round_bytes(staging, direct.header())};

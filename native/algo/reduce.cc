@@ -6,12 +6,14 @@
 // Large, and every rank's tensor lies in the arena: every rank reduces a slice of the tensors where
 // they are and writes the result into the root's.
 //   steps: 2   bytes moved per rank: n read, n / ranks written
+// Up to 8 bytes travel with the announcement (tiny.h).
 #include "reduce/reduce.h"
 
 #include "algo/algorithm.h"
 #include "algo/direct.h"
 #include "algo/rounds.h"
 #include "algo/slice.h"
+#include "algo/tiny.h"
 #include "common/few.h"
 
 namespace gradsync {
@@ -30,6 +32,20 @@ Status reduce_in_place(Team& team, Direct& direct, std::size_t count, std::size_
   return direct.done_by_all();
 }
 
+Status reduce_tiny(Team& team, std::uint64_t what, std::byte* data, std::size_t count,
+                   std::size_t bytes, ReduceKernel kernel, int root, Deadline deadline) {
+  Tiny tiny(team);
+  std::memcpy(tiny.mine(), data, bytes);
+  const Status status = tiny.exchange(what, count, deadline);
+  if (!status.ok() || team.rank() != root) return status;
+  Few<const std::byte*> sources(static_cast<std::size_t>(team.size()));
+  for (std::size_t rank = 0; rank < sources.size(); ++rank) {
+    sources[rank] = tiny.of(static_cast<int>(rank));
+  }
+  kernel(sources.all(), {&data, 1}, count, 0);
+  return status;
+}
+
 }  // namespace
 
 Status reduce(Team& team, Staging& staging, std::byte* data, std::size_t count, Dtype dtype,
@@ -40,6 +56,10 @@ Status reduce(Team& team, Staging& staging, std::byte* data, std::size_t count, 
   const std::size_t element = size_of(dtype);
   const bool receives = team.rank() == root;
   const std::byte* const place = data;
+  const std::uint64_t what = pack_call(Op::reduce, dtype, reduce, static_cast<std::uint32_t>(root));
+  if (Tiny::fits(count * element)) {
+    return reduce_tiny(team, what, data, count, count * element, kernel, root, deadline);
+  }
   Rounds rounds(team, staging, deadline);
   Direct direct(team, staging, rounds, 1, count * element);
   const Cut cut{count, round_bytes(staging, direct.header()) / element};
@@ -49,9 +69,7 @@ Status reduce(Team& team, Staging& staging, std::byte* data, std::size_t count, 
             cut.length(round) * element, count * element);
   };
   Way way{};
-  status = direct.begin(
-      pack_call(Op::reduce, dtype, reduce, static_cast<std::uint32_t>(root)), count, {&place, 1},
-      false, [&] { stage(0); }, way);
+  status = direct.begin(what, count, {&place, 1}, false, [&] { stage(0); }, way);
   if (!status.ok()) return status;
   if (way == Way::direct) return reduce_in_place(team, direct, count, element, kernel, root);
 

@@ -5,6 +5,7 @@
 // Large, where memory is open or shared: each rank reads its piece from all the others and reduces
 // it.
 //   steps: 2   bytes moved per rank: ranks * n read, n out
+// Equal pieces, up to 8 bytes for all others together, travel with the announcement (tiny.h).
 //
 // The own input piece may be the output itself. Sums are taken in rank order.
 //
@@ -18,6 +19,7 @@
 #include "algo/direct.h"
 #include "algo/pull.h"
 #include "algo/rounds.h"
+#include "algo/tiny.h"
 #include "common/few.h"
 #include "reduce/reduce.h"
 
@@ -85,6 +87,27 @@ struct Pass {
   }
 };
 
+Status reduce_scatter_tiny(Team& team, std::uint64_t what, std::span<const std::byte* const> inputs,
+                           std::size_t count, std::size_t bytes, std::byte* output,
+                           ReduceKernel kernel, Deadline deadline) {
+  Tiny tiny(team);
+  const int own = team.rank();
+  for (int peer = 0; peer < team.size(); ++peer) {
+    if (peer == own) continue;
+    std::memcpy(tiny.mine(tiny.offset(own, peer, bytes)), inputs[static_cast<std::size_t>(peer)],
+                bytes);
+  }
+  const Status status = tiny.exchange(what, count, deadline);
+  if (!status.ok()) return status;
+  Few<const std::byte*> sources(inputs.size());
+  for (int peer = 0; peer < team.size(); ++peer) {
+    const auto place = static_cast<std::size_t>(peer);
+    sources[place] = peer == own ? inputs[place] : tiny.of(peer, tiny.offset(peer, own, bytes));
+  }
+  kernel(sources.all(), {&output, 1}, count, 0);
+  return status;
+}
+
 }  // namespace
 
 Status reduce_scatter(Team& team, Staging& staging, std::span<const std::byte* const> inputs,
@@ -97,6 +120,11 @@ Status reduce_scatter(Team& team, Staging& staging, std::span<const std::byte* c
   const std::size_t element = size_of(dtype);
   // Uneven pieces are rare, and staged: every half begins with their sizes.
   const std::size_t bytes = even ? counts[0] * element : 0;
+  const std::uint64_t what =
+      pack_call(Op::reduce_scatter, dtype, reduce, 0) | (even ? 0 : uneven_bit);
+  if (Tiny::fits(bytes * (counts.size() - 1))) {
+    return reduce_scatter_tiny(team, what, inputs, counts[0], bytes, output, kernel, deadline);
+  }
   Rounds rounds(team, staging, deadline);
   Direct direct(team, staging, rounds, counts.size(), bytes);
   const Shares shares(team, staging, even ? direct.header() : counts.size_bytes());
@@ -104,8 +132,6 @@ Status reduce_scatter(Team& team, Staging& staging, std::span<const std::byte* c
   if (!status.ok()) return status;
   const std::size_t most = std::min(round_bytes(staging), shares.bytes()) / element;
   const Pass pass{team, staging, shares, inputs, counts, element, most};
-  const std::uint64_t what =
-      pack_call(Op::reduce_scatter, dtype, reduce, 0) | (even ? 0 : uneven_bit);
   const std::size_t announced =
       even ? counts[0] : std::accumulate(counts.begin(), counts.end(), std::size_t{0});
 

@@ -105,11 +105,15 @@ class Rounds {
   // have agreed on it.
   template <typename Stage>
   Status first(std::uint64_t what, std::uint64_t count, Stage stage) {
+    return first(stage, [&] { team_.announce(what, count); });
+  }
+  template <typename Stage, typename Announce>
+  Status first(Stage stage, Announce announce) {
     const Status status = staging_.next(deadline_);
     if (!status.ok()) return status;
     stage();
     release();
-    team_.announce(what, count);
+    announce();
     return team_.agree(deadline_);
   }
   // A later one.

@@ -27,12 +27,20 @@ struct Announcement {
   std::uint64_t count = 0;     // elements
   std::uint64_t time_ns = 0;   // monotonic clock at the announcement
   std::uint64_t place = 0;     // where in the arena the rank's tensor lies; 0: in memory of its own
+  bool carries = false;        // whether what others need of the rank comes along:
+  std::uint64_t payload = 0;
 
-  // Time and place differ between ranks that agree.
+  // Everything else differs between ranks that agree.
   bool same_call(const Announcement& other) const {
     return sequence == other.sequence && what == other.what && count == other.count;
   }
 };
+
+// Bits of `what` that are the slot's own: a rank's payload stands where the count would, and the
+// count, of which there is not much then, in `what`.
+inline constexpr std::uint64_t carries_bit = std::uint64_t{1} << 25;
+inline constexpr unsigned carried_count_shift = 26;
+inline constexpr std::uint64_t carried_count_mask = std::uint64_t{63} << carried_count_shift;
 
 template <std::size_t Count>
 using Words = std::array<std::atomic<std::uint64_t>, Count>;
@@ -110,14 +118,22 @@ struct alignas(cache_line) Slot {
     // What others poll comes last.
     Words<3>& first = compared[a.sequence & 1];
     first[0].store(a.sequence, std::memory_order_relaxed);
-    first[1].store(a.what, std::memory_order_relaxed);
-    first[2].store(a.count, std::memory_order_relaxed);
+    first[1].store(a.carries ? a.what | carries_bit | a.count << carried_count_shift : a.what,
+                   std::memory_order_relaxed);
+    first[2].store(a.carries ? a.payload : a.count, std::memory_order_relaxed);
   }
   // Time and place are 0.
   Announcement announced_call(std::uint64_t sequence) const {
     const Words<3>& words = compared[sequence & 1];
-    return {words[0].load(std::memory_order_relaxed), words[1].load(std::memory_order_relaxed),
-            words[2].load(std::memory_order_relaxed), 0, 0};
+    Announcement said{words[0].load(std::memory_order_relaxed),
+                      words[1].load(std::memory_order_relaxed),
+                      words[2].load(std::memory_order_relaxed)};
+    if ((said.what & carries_bit) == 0) return said;
+    said.carries = true;
+    said.payload = said.count;
+    said.count = (said.what & carried_count_mask) >> carried_count_shift;
+    said.what &= ~(carries_bit | carried_count_mask);
+    return said;
   }
   Announcement announced(std::uint64_t sequence) const {
     Announcement all = announced_call(sequence);

@@ -116,15 +116,15 @@ void Team::abort(const std::string& reason, bool gave_up) {
   for (int peer = 0; peer < size_; ++peer) futex_wake_all(slot(peer).progress);
 }
 
-void Team::announce(std::uint64_t what, std::uint64_t count, std::uint64_t place) {
-  ++sequence_;
+void Team::announce(Announcement call) {
+  call.sequence = ++sequence_;
   // On its way while we write: who comes last finds the others' there already.
   __builtin_prefetch(&slot((rank_ + 1) % size_));
   core_ = static_cast<std::uint32_t>(::sched_getcpu());
-  const Announcement said{sequence_, what, count, now_ns(), place};
+  call.time_ns = now_ns();
   // All at once from here: whoever polls takes the line away between two writes that are apart.
   Slot& mine = slot(rank_);
-  mine.announce(said);
+  mine.announce(call);
   mine.core.store(core_, std::memory_order_relaxed);
   publish(progress_ + 1);
 }

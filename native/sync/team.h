@@ -101,7 +101,14 @@ class Team {
   void begin() { call_ = sequence_ + 1; }
   std::uint64_t call() const { return call_; }
   // Announces a call together with its first step.
-  void announce(std::uint64_t what, std::uint64_t count, std::uint64_t place = 0);
+  void announce(std::uint64_t what, std::uint64_t count, std::uint64_t place = 0) {
+    announce({.what = what, .count = count, .place = place});
+  }
+  // And with that all that the others need of this rank. The line that they poll holds it, so that
+  // they need no second one, which takes as long to come as the first.
+  void announce_with(std::uint64_t what, std::uint64_t count, std::uint64_t payload) {
+    announce({.what = what, .count = count, .carries = true, .payload = payload});
+  }
   // Waits until all ranks have announced theirs, and compares: mismatch lists every rank's.
   // `meanwhile` is called while waiting; true when it found something to do.
   using Meanwhile = std::function<bool()>;
@@ -142,6 +149,8 @@ class Team {
   const Patience& patience() const { return patience_; }
 
   Announcement announced_by(int peer) const;
+  // Of the present call; time and place are 0.
+  Announcement call_of(int peer) const { return slot(peer).announced_call(sequence_); }
   const Liveness& liveness() const { return liveness_; }
   Slot* slots() const { return slots_; }
   RankReport report(int peer) const;
@@ -151,6 +160,8 @@ class Team {
     return static_cast<std::int32_t>(word - static_cast<std::uint32_t>(step)) >= 0;
   }
   Slot& slot(int rank) const { return slots_[rank]; }
+  // Fills in the number and the time.
+  void announce(Announcement call);
   std::uint32_t progress_of(int peer) const;
   bool has_reached(int peer, std::uint64_t step) const;
   // Why the step cannot come any more, or ok.

@@ -14,6 +14,7 @@ import torch
 from gradsync.backends.work import Work
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
+from gradsync.group import world
 from gradsync.group.group import ProcessGroup
 from gradsync.group.reductions import Reduction
 from gradsync.group.world import default_group, is_non_member, resolve
@@ -92,6 +93,14 @@ def all_reduce(
     tensor([1., 2.])
     >>> gradsync.destroy_process_group()
     """
+    short = world.shortcut
+    if (
+        group is None
+        and not async_op
+        and short.capture is None
+        and short._lane.all_reduce(tensor, op)
+    ):
+        return None
     where = member_group("all_reduce", group)
     if where is None:
         return None
@@ -111,6 +120,9 @@ def broadcast(
     group_src: int | None = None,
 ) -> Work | None:
     """Overwrite ``tensor`` with that of rank ``src`` (or rank ``group_src`` of the group)."""
+    lane = world.shortcut._lane
+    if group is None and group_src is None and not async_op and lane.broadcast(tensor, src):
+        return None
     where = member_group("broadcast", group)
     if where is None:
         return None
@@ -130,6 +142,9 @@ def reduce(
     group_dst: int | None = None,
 ) -> Work | None:
     """Combine ``tensor`` over all ranks; rank ``dst`` gets the result, the others keep theirs."""
+    lane = world.shortcut._lane
+    if group is None and group_dst is None and not async_op and lane.reduce(tensor, dst, op):
+        return None
     where = member_group("reduce", group)
     if where is None:
         return None
@@ -147,6 +162,9 @@ def all_gather(
     async_op: bool = False,
 ) -> Work | None:
     """Fill ``tensor_list[r]`` with the ``tensor`` of rank ``r``."""
+    lane = world.shortcut._lane
+    if group is None and not async_op and lane.all_gather(tensor_list, tensor):
+        return None
     where = member_group("all_gather", group)
     if where is None:
         return None
@@ -163,6 +181,14 @@ def all_gather_single(
     async_op: bool = False,
 ) -> Work | None:
     """Fill the output with the ranks' inputs one after the other along dimension 0."""
+    short = world.shortcut
+    if (
+        group is None
+        and not async_op
+        and short.capture is None
+        and short._lane.all_gather_single(output_tensor, input_tensor)
+    ):
+        return None
     where = member_group("all_gather_single", group)
     if where is None:
         return None
@@ -183,6 +209,14 @@ def gather(
     group_dst: int | None = None,
 ) -> Work | None:
     """Fill ``gather_list[r]`` of rank ``dst`` (0 unless given) with the tensor of rank ``r``."""
+    lane = world.shortcut._lane
+    if (
+        group is None
+        and group_dst is None
+        and not async_op
+        and lane.gather(tensor, gather_list, 0 if dst is None else dst)
+    ):
+        return None
     where = member_group("gather", group)
     if where is None:
         return None
@@ -202,6 +236,14 @@ def scatter(
     group_src: int | None = None,
 ) -> Work | None:
     """Overwrite ``tensor`` with this rank's entry of the ``scatter_list`` of rank ``src`` (0)."""
+    lane = world.shortcut._lane
+    if (
+        group is None
+        and group_src is None
+        and not async_op
+        and lane.scatter(tensor, scatter_list, 0 if src is None else src)
+    ):
+        return None
     where = member_group("scatter", group)
     if where is None:
         return None
@@ -220,6 +262,9 @@ def reduce_scatter(
     async_op: bool = False,
 ) -> Work | None:
     """Combine the ranks' lists entry by entry; rank ``r`` gets the result of entry ``r``."""
+    lane = world.shortcut._lane
+    if group is None and not async_op and lane.reduce_scatter(output, input_list, op):
+        return None
     where = member_group("reduce_scatter", group)
     if where is None:
         return None
@@ -237,6 +282,14 @@ def reduce_scatter_single(
     async_op: bool = False,
 ) -> Work | None:
     """Combine the ranks' ``input``; each rank gets its part of the result along dimension 0."""
+    short = world.shortcut
+    if (
+        group is None
+        and not async_op
+        and short.capture is None
+        and short._lane.reduce_scatter_single(output, input, op)
+    ):
+        return None
     where = member_group("reduce_scatter_single", group)
     if where is None:
         return None
@@ -255,6 +308,9 @@ def all_to_all(
     async_op: bool = False,
 ) -> Work | None:
     """Send entry ``r`` of the inputs to rank ``r``, and fill entry ``r`` of the outputs from it."""
+    lane = world.shortcut._lane
+    if group is None and not async_op and lane.all_to_all(output_tensor_list, input_tensor_list):
+        return None
     where = member_group("all_to_all", group)
     if where is None:
         return None
@@ -274,6 +330,14 @@ def all_to_all_single(
     async_op: bool = False,
 ) -> Work | None:
     """Send the r-th part of ``input`` along dimension 0 to rank ``r``; gather what comes."""
+    lane = world.shortcut._lane
+    if (
+        group is None
+        and output_split_sizes is input_split_sizes is None
+        and not async_op
+        and lane.all_to_all_single(output, input)
+    ):
+        return None
     where = member_group("all_to_all_single", group)
     if where is None:
         return None
@@ -293,6 +357,9 @@ def barrier(
     """Wait until every rank of the group has come here; ``device_ids`` is of no use on CPUs."""
     if device_ids is not None and not isinstance(device_ids, list):
         raise TypeError(f"barrier: device_ids is a list of numbers, got {device_ids!r}")
+    lane = world.shortcut._lane
+    if group is None and timeout is None and not async_op and lane.barrier():
+        return None
     where = member_group("barrier", group)
     if where is None:
         return None

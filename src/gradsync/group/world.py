@@ -6,8 +6,11 @@ A thread that is a rank of its own has its own default group; every other thread
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
+from gradsync.backends.lane import CLOSED_LANE, Lane
 from gradsync.errors import UsageError
+from gradsync.group.capture import Capture
 from gradsync.group.group import ProcessGroup
 
 __all__ = [
@@ -17,14 +20,33 @@ __all__ = [
     "replace_default_group",
     "replace_thread_group",
     "resolve",
+    "shortcut",
 ]
 
 NON_GROUP_MEMBER = -100
 """What a rank gets in place of a group that it is not in."""
 
+
+class Shortcut(Protocol):
+    """What a function that is called without a group needs to know of the default one."""
+
+    _lane: Lane
+    capture: Capture | None
+
+
+class _Nothing:
+    _lane = CLOSED_LANE
+    capture: Capture | None = None
+
+
 _default: ProcessGroup | None = None
 _threads_are_ranks = False  # saves the look at the thread's own group where there never was one
 _of_thread = threading.local()
+
+shortcut: Shortcut = _Nothing()
+"""The default group, if that is the same one for all threads and its ranks are the world's.
+
+Reading it saves functions two calls and a translation of ranks, together half a microsecond."""
 
 
 def default_group() -> ProcessGroup | None:
@@ -42,6 +64,7 @@ def replace_default_group(group: ProcessGroup | None) -> None:
         _of_thread.group = group
     else:
         _default = group
+        _find_shortcut()
 
 
 def replace_thread_group(group: ProcessGroup | None) -> None:
@@ -49,6 +72,16 @@ def replace_thread_group(group: ProcessGroup | None) -> None:
     global _threads_are_ranks
     _threads_are_ranks = True
     _of_thread.group = group
+    _find_shortcut()
+
+
+def _find_shortcut() -> None:
+    global shortcut
+    group = None if _threads_are_ranks else _default
+    if group is None or group.members.ranks != tuple(range(group.size())):
+        shortcut = _Nothing()
+    else:
+        shortcut = group
 
 
 def is_non_member(group: ProcessGroup | int | None) -> bool:
