@@ -140,3 +140,15 @@ def test_ranks_and_splits_that_are_no_numbers_are_refused():
         with pytest.raises(TypeError, match="output_splits are ints, got"):
             dist.all_to_all_single(tensor.clone(), tensor, wrong, [2, 2])
     dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_autograd_counts_no_result_as_a_change():
+    leaf = torch.ones(2, requires_grad=True)
+    gaps = torch.ones(4)[::2]
+    versions = leaf._version, gaps._version
+    dist.all_reduce(leaf)
+    dist.all_reduce(gaps)
+    dist.all_reduce_coalesced([leaf, gaps])
+    assert (leaf.tolist(), gaps.tolist()) == ([4.0, 4.0], [4.0, 4.0])
+    assert (leaf._version, gaps._version) == versions
