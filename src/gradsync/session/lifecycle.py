@@ -28,6 +28,8 @@ from gradsync.stores.torch_store import from_torch
 
 __all__ = [
     "DEFAULT_GROUP_TIMEOUT",
+    "_abort_process_group",
+    "_set_pg_timeout",
     "abort_process_group",
     "check_device",
     "create_world",
@@ -259,6 +261,14 @@ def abort_process_group(
     for ending in (*leaving.children, leaving):
         ending.abort(reason)
     leaving.close()
+
+
+_abort_process_group = abort_process_group
+
+
+def _set_pg_timeout(timeout: Timeout, group: ProcessGroup | None = None) -> None:
+    """Set how long the calls of a group may take from now on."""
+    resolve(group).set_timeout(timeout)
 
 
 def _forget(leaving: ProcessGroup) -> None:
