@@ -302,6 +302,14 @@ def test_arguments_are_checked():
 
 
 @pytest.mark.ranks(2)
+def test_batch_norm_over_ranks_is_refused_where_it_would_not_be_one():
+    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    for wrap in (dist.DistributedDataParallel, dist.replicate):
+        with pytest.raises(ValueError, match=r"1 is a torch\.nn\.SyncBatchNorm, which"):
+            wrap(model)
+
+
+@pytest.mark.ranks(2)
 def test_gradients_are_places_in_buckets_that_users_may_replace(rank):
     ddp = dist.DistributedDataParallel(make("plain"))
     whole = make("plain")

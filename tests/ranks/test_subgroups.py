@@ -144,7 +144,6 @@ def test_rank_that_does_not_come_to_new_group_is_described(rank):
             dist.new_group(timeout=0.2)
         assert "rank 1 stands at" in str(caught.value)
         assert "in test_rank_that_does_not_come" in str(caught.value)
-        del caught
     dist.barrier()
 
 

@@ -169,8 +169,8 @@ def test_lost_rank_and_those_who_miss_it_are_named_with_their_lines(rank, group)
 
 @pytest.fixture
 def told(rank, world_size, store, monkeypatch, caplog):
-    """A world that says after 0.2 s that it waits; call it for what was said."""
-    monkeypatch.setenv("GRADSYNC_LATE_AFTER", "0.2")
+    """A world that says after 0.4 s that it waits; call it for what was said."""
+    monkeypatch.setenv("GRADSYNC_LATE_AFTER", "0.4")
     dist.init_process_group(store=store, rank=rank, world_size=world_size)
     dist.barrier()
     caplog.clear()
@@ -181,7 +181,7 @@ def told(rank, world_size, store, monkeypatch, caplog):
 @pytest.mark.ranks(3, group=False)
 def test_long_wait_is_told_once(rank, told):
     if rank == 1:
-        time.sleep(0.6)
+        time.sleep(1.0)
     dist.barrier()  # told line
     if rank == 0:
         (line,) = told()
@@ -194,7 +194,7 @@ def test_long_wait_is_told_once(rank, told):
 @pytest.mark.ranks(2, group=False)
 def test_long_wait_for_a_message_is_told_once(rank, told):
     if rank == 1:
-        time.sleep(0.6)
+        time.sleep(0.8)
         dist.send(torch.ones(3), 0, tag=5)
     else:
         dist.recv(torch.ones(3), 1, tag=5)  # told message

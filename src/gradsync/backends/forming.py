@@ -89,7 +89,8 @@ def share_memory(bootstrap: Bootstrap, world: _native.Session | None) -> _native
             return forming.by_trying()
         return forming.found() if bootstrap.rank == 0 else forming.come()
     except _native.StatusError as error:
-        raise forming.explained(error) from None
+        # Without its traceback, whose frames keep the lobby open as long as somebody has the error.
+        raise forming.explained(error.with_traceback(None)) from None
 
 
 def _have_all_in_common(evidence: Sequence[HostEvidence]) -> bool:

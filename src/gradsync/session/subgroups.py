@@ -115,14 +115,14 @@ def _agree(world: ProcessGroup, store: Store, name: str, chosen: list[int]) -> N
     if first == mine:
         return
     wanted = [int(rank) for rank in first.split(",")]
-    error = UsageError(
+    why = (
         f"the ranks asked for different groups: rank {world.rank()} for one of the ranks {chosen}, "
         f"another for one of {wanted} (sub-group {name} of the world). Every rank of the world "
         f"calls new_group in the same order and with the same ranks"
     )
     if world.rank() in wanted:
-        report_failure(store, name, wanted.index(world.rank()), error)
-    raise error
+        report_failure(store, name, wanted.index(world.rank()), UsageError(why))
+    raise UsageError(why)
 
 
 def _world_of(group: ProcessGroup) -> ProcessGroup:
