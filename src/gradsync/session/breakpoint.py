@@ -42,6 +42,12 @@ def breakpoint(  # noqa: A001  (torch's name)
         skip: ignore the first so many calls from this line.
         timeout_s: how long calls of all groups may take from now on, so that nobody gives up
             while you think; None leaves the limits as they are.
+
+    >>> import gradsync
+    >>> gradsync.init_process_group()
+    >>> for step in range(100):
+    ...     gradsync.breakpoint(skip=100)  # with 99, step 99 would stop here
+    >>> gradsync.destroy_process_group()
     """
     world = resolve(None)
     world.members.world_rank(rank)  # raises if there is none
