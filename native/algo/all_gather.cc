@@ -115,15 +115,15 @@ Status all_gather_uneven(Team& team, Staging& staging, const std::byte* input,
   for (std::size_t i = 0; status.ok() && i < largest.rounds(); ++i) {
     if (i > 0) status = rounds.next([&] { stage(i); });
     if (!status.ok()) return status;
-    copy_bytes(outputs.data[static_cast<std::size_t>(team.rank())] + own.offset(i),
-               input + own.offset(i), own.length(i));
+    copy_out(outputs.data[static_cast<std::size_t>(team.rank())] + own.offset(i),
+             input + own.offset(i), own.length(i), total * element);
     for (int n = 1; n < team.size(); ++n) {
       const int peer = rounds.other(n);
       const Cut theirs = cut_of(peer);
       status = rounds.wait_for(peer);
       if (!status.ok()) return status;
-      copy_bytes(outputs.data[static_cast<std::size_t>(peer)] + theirs.offset(i),
-                 staging.of(peer) + table, theirs.length(i));
+      copy_out(outputs.data[static_cast<std::size_t>(peer)] + theirs.offset(i),
+               staging.of(peer) + table, theirs.length(i), total * element);
     }
   }
   return status;

@@ -18,8 +18,10 @@ _HOMES = {
     "backends.registry": ("Backend", "BackendConfig"),
     "base.dtypes": ("ReduceOp", "reduce_op"),
     "ddp.comm_hooks.hook": ("GradBucket",),
+    "ddp.comm_hooks.register": ("BuiltinCommHookType",),
     "ddp.ddp": ("DistributedDataParallel",),
     "ddp.join": ("Join", "JoinHook", "Joinable"),
+    "ddp.reducer": ("Reducer",),
     "ddp.replicate": ("replica_of", "replicate"),
     "device_mesh.mesh": ("DeviceMesh", "init_device_mesh"),
     "errors": tuple(errors.__all__),
@@ -32,6 +34,8 @@ _HOMES = {
         "reduce_scatter_coalesced",
     ),
     "group.collectives": (
+        "_all_gather_base",
+        "_reduce_scatter_base",
         "all_gather",
         "all_gather_into_tensor",
         "all_gather_single",
@@ -63,6 +67,7 @@ _HOMES = {
     "group.shared": ("shared_empty", "shared_like", "shared_zeros"),
     "launch.spawn": ("spawn",),
     "rendezvous.meeting": ("register_rendezvous_handler", "rendezvous"),
+    "session.breakpoint": ("breakpoint",),
     "session.debug": (
         "DebugLevel",
         "get_debug_level",
@@ -70,6 +75,8 @@ _HOMES = {
         "set_debug_level_from_env",
     ),
     "session.lifecycle": (
+        "_abort_process_group",
+        "_set_pg_timeout",
         "abort_process_group",
         "create_world",
         "default_pg_timeout",
@@ -78,8 +85,11 @@ _HOMES = {
     ),
     "session.queries": (
         "GroupMember",
+        "GroupName",
+        "RankType",
         "_get_default_group",
         "_get_default_store",
+        "_rank_not_in_group",
         "get_backend",
         "get_backend_config",
         "get_default_backend_for_device",
@@ -115,7 +125,7 @@ _HOMES = {
 }
 """Where each public name lives, by module of this package."""
 
-_PACKAGES = ("device_mesh", "group", "nn")
+_PACKAGES = ("ddp", "device_mesh", "group", "nn")
 """Packages that are reached as attributes of this one."""
 
 _names, __getattr__ = lazy_names(__name__, _HOMES, _PACKAGES)

@@ -1,5 +1,6 @@
 """The public names, for type checkers; ``__init__.py`` loads them on first use."""
 
+from gradsync import ddp as ddp
 from gradsync import device_mesh as device_mesh
 from gradsync import group as group
 from gradsync import nn as nn
@@ -9,10 +10,12 @@ from gradsync.backends.work import Work as Work
 from gradsync.base.dtypes import ReduceOp as ReduceOp
 from gradsync.base.dtypes import reduce_op as reduce_op
 from gradsync.ddp.comm_hooks.hook import GradBucket as GradBucket
+from gradsync.ddp.comm_hooks.register import BuiltinCommHookType as BuiltinCommHookType
 from gradsync.ddp.ddp import DistributedDataParallel as DistributedDataParallel
 from gradsync.ddp.join import Join as Join
 from gradsync.ddp.join import Joinable as Joinable
 from gradsync.ddp.join import JoinHook as JoinHook
+from gradsync.ddp.reducer import Reducer as Reducer
 from gradsync.ddp.replicate import replica_of as replica_of
 from gradsync.ddp.replicate import replicate as replicate
 from gradsync.device_mesh.mesh import DeviceMesh as DeviceMesh
@@ -39,6 +42,8 @@ from gradsync.group.coalescing import all_gather_coalesced as all_gather_coalesc
 from gradsync.group.coalescing import all_reduce_coalesced as all_reduce_coalesced
 from gradsync.group.coalescing import coalescing_manager as coalescing_manager
 from gradsync.group.coalescing import reduce_scatter_coalesced as reduce_scatter_coalesced
+from gradsync.group.collectives import _all_gather_base as _all_gather_base
+from gradsync.group.collectives import _reduce_scatter_base as _reduce_scatter_base
 from gradsync.group.collectives import all_gather as all_gather
 from gradsync.group.collectives import all_gather_into_tensor as all_gather_into_tensor
 from gradsync.group.collectives import all_gather_single as all_gather_single
@@ -75,18 +80,24 @@ from gradsync.group.shared import shared_zeros as shared_zeros
 from gradsync.launch.spawn import spawn as spawn
 from gradsync.rendezvous.meeting import register_rendezvous_handler as register_rendezvous_handler
 from gradsync.rendezvous.meeting import rendezvous as rendezvous
+from gradsync.session.breakpoint import breakpoint as breakpoint  # noqa: A004  (torch's name)
 from gradsync.session.debug import DebugLevel as DebugLevel
 from gradsync.session.debug import get_debug_level as get_debug_level
 from gradsync.session.debug import set_debug_level as set_debug_level
 from gradsync.session.debug import set_debug_level_from_env as set_debug_level_from_env
+from gradsync.session.lifecycle import _abort_process_group as _abort_process_group
+from gradsync.session.lifecycle import _set_pg_timeout as _set_pg_timeout
 from gradsync.session.lifecycle import abort_process_group as abort_process_group
 from gradsync.session.lifecycle import create_world as create_world
 from gradsync.session.lifecycle import default_pg_timeout as default_pg_timeout
 from gradsync.session.lifecycle import destroy_process_group as destroy_process_group
 from gradsync.session.lifecycle import init_process_group as init_process_group
 from gradsync.session.queries import GroupMember as GroupMember
+from gradsync.session.queries import GroupName as GroupName
+from gradsync.session.queries import RankType as RankType
 from gradsync.session.queries import _get_default_group as _get_default_group
 from gradsync.session.queries import _get_default_store as _get_default_store
+from gradsync.session.queries import _rank_not_in_group as _rank_not_in_group
 from gradsync.session.queries import get_backend as get_backend
 from gradsync.session.queries import get_backend_config as get_backend_config
 from gradsync.session.queries import (

@@ -84,6 +84,15 @@ def test_no_order_of_forwards_and_backwards_lets_the_ranks_diverge(rank):
 
 
 @pytest.mark.ranks(2)
+def test_buffers_are_synchronised_between_two_forwards_of_one_backward(rank):
+    ddp = dist.DistributedDataParallel(nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2)))
+    for _ in range(2):
+        first, second = ddp(batch(rank, ROWS)), ddp(batch(rank + 2, ROWS))
+        (first + second).square().sum().backward()
+        assert_same_on_all_ranks(torch.cat([grad.flatten() for grad in grads(ddp)]))
+
+
+@pytest.mark.ranks(2)
 def test_autograd_grad_stays_local_and_upsets_nothing(rank):
     x = torch.tensor([1.0 + 2 * rank])
     ddp, w = scale()
@@ -290,6 +299,14 @@ def test_arguments_are_checked():
         wrap(model, check_reduction=True)
     with pytest.warns(FutureWarning, match="forward_sync_buffers was given"):
         wrap(nn.Linear(2, 2), broadcast_buffers=False, forward_sync_buffers=True)
+
+
+@pytest.mark.ranks(2)
+def test_batch_norm_over_ranks_is_refused_where_it_would_not_be_one():
+    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    for wrap in (dist.DistributedDataParallel, dist.replicate):
+        with pytest.raises(ValueError, match=r"1 is a torch\.nn\.SyncBatchNorm, which"):
+            wrap(model)
 
 
 @pytest.mark.ranks(2)

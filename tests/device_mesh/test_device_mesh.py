@@ -140,6 +140,7 @@ def test_mistakes_are_errors_of_torchs_kind():
             (RuntimeError, lambda: dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "a"))),
             (RuntimeError, lambda: dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("a",))),
             (RuntimeError, lambda: dist.init_device_mesh("cpu", (4, 4))),
+            (RuntimeError, lambda: dist.init_device_mesh("cpu", "1")),
             (RuntimeError, lambda: dist.init_device_mesh("cuda:0", (1,))),
             (RuntimeError, lambda: dist.init_device_mesh("cpu", (1,), backend_override={1: "shm"})),
             (RuntimeError, lambda: dist.DeviceMesh("cpu", [0.5])),

@@ -120,6 +120,35 @@ def test_object_that_cannot_be_pickled_fails_on_every_rank(rank):
         dist.all_gather_object([None, None], bad)
     with pytest.raises(dist.UsageError, match="could not be pickled"):
         dist.broadcast_object_list([bad], src=1)
+    with pytest.raises(dist.UsageError, match="object for rank 0 could not be pickled"):
+        dist.scatter_object_list([None], [bad, "good"], src=1)
     with pytest.raises(dist.UsageError, match="an entry for each of 2 ranks, got 1"):
         dist.all_gather_object([None], 1)
+    with pytest.raises(TypeError, match=r"broadcast_object_list needs a list, got tuple: \(1,\)"):
+        dist.broadcast_object_list((1,), src=1)
     dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_ranks_and_splits_that_are_no_numbers_are_refused():
+    tensor = torch.ones(4)
+    for wrong in ("0", 0.0, None):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            dist.broadcast(tensor, group_src=wrong)
+        assert repr(wrong) in str(caught.value)
+    for wrong in ([2.0, 2.0], "22"):
+        with pytest.raises(TypeError, match="output_splits are ints, got"):
+            dist.all_to_all_single(tensor.clone(), tensor, wrong, [2, 2])
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_autograd_counts_no_result_as_a_change():
+    leaf = torch.ones(2, requires_grad=True)
+    gaps = torch.ones(4)[::2]
+    versions = leaf._version, gaps._version
+    dist.all_reduce(leaf)
+    dist.all_reduce(gaps)
+    dist.all_reduce_coalesced([leaf, gaps])
+    assert (leaf.tolist(), gaps.tolist()) == ([4.0, 4.0], [4.0, 4.0])
+    assert (leaf._version, gaps._version) == versions

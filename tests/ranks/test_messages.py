@@ -297,9 +297,11 @@ def test_batches_and_lists_are_checked_first(rank):
     dist.barrier()
     with pytest.raises(ValueError, match="got None and None"):
         dist.recv_object_list([None])
+    with pytest.raises(TypeError, match="recv_object_list needs a list, got tuple"):
+        dist.recv_object_list((None,), peer)
     # An object that cannot be pickled is an error on both sides.
     if rank == 0:
-        with pytest.raises(dist.UsageError, match="cannot be pickled"):
+        with pytest.raises(dist.UsageError, match="could not be pickled"):
             dist.send_object_list([lambda: 0], 1)
         dist.send_object_list([1, 2], 1)
     else:

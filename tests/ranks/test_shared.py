@@ -140,6 +140,9 @@ def test_memory_is_given_back_and_outlives_the_group() -> None:
     grown = dist.shared_zeros(1000, dtype=torch.int32)
     assert not grown.any()
     assert dist.shared_empty(0).numel() == 0
+    for wrong in (-1, "2", (2, None)):
+        with pytest.raises(dist.UsageError, match="a shape is made of numbers"):
+            dist.shared_empty(wrong)
     assert dist.shared_empty((2, 3)).shape == (2, 3)
     with pytest.raises(dist.BackendUnavailable, match="shared memory could not be reserved"):
         dist.shared_empty(1 << 44, dtype=torch.uint8)

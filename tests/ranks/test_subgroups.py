@@ -86,6 +86,9 @@ def test_mistakes_are_found_before_anything_is_sent():
     ):
         with pytest.raises(dist.UsageError, match=message):
             dist.new_group(ranks)
+    for nonsense in (["0"], 0):
+        with pytest.raises(TypeError, match="ranks is a list of numbers, got"):
+            dist.new_group(nonsense)
     with pytest.raises(dist.UsageError, match="must divide the 2 ranks"):
         dist.new_subgroups(3)
     with pytest.raises(dist.UsageError, match="rank 0 is in more than one"):
@@ -98,6 +101,49 @@ def test_mistakes_are_found_before_anything_is_sent():
         dist.destroy_process_group(group)
     with pytest.raises(dist.UsageError, match="has been destroyed"):
         group.barrier()
+    dist.barrier()
+
+
+@pytest.mark.ranks(3)
+def test_mistake_in_the_part_of_one_is_found_by_all(rank):
+    for parts, message in (
+        ([[0, 1], [1, 2]], "rank 1 is in more than one part"),
+        ([[0, 1], [2, 9]], "there is no rank 9"),
+    ):
+        with pytest.raises(dist.UsageError, match=message):
+            dist.split_group(split_ranks=parts)
+    dist.barrier()
+
+
+@pytest.mark.ranks(3)
+def test_ranks_that_ask_for_different_groups_are_told_so(rank):
+    """Members and others alike; without the check a group of the wrong ranks could form."""
+    told = ""
+    try:
+        dist.new_group([0, 1, 2] if rank == 0 else [0, 1])
+    except (dist.UsageError, dist.PeerLostError) as error:
+        told = str(error)
+    # Rank 2 finds nothing wrong if all that came before it had asked for the same as it does.
+    assert rank == 2 or "asked for different groups" in told
+    assert rank == 2 or "[0, 1, 2]" in told
+    dist.barrier()
+    # One that is in neither of two groups, and comes last, finds it.
+    if rank == 2:
+        dist.barrier()
+        with pytest.raises(dist.UsageError, match=r"rank 2 for one of the ranks \[0\], another"):
+            dist.new_group([0])
+    else:
+        assert total(dist.new_group([0, 1])) == 1.0
+        dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_rank_that_does_not_come_to_new_group_is_described(rank):
+    if rank == 0:
+        with pytest.raises(dist.RendezvousError, match="every rank of the world") as caught:
+            dist.new_group(timeout=0.2)
+        assert "rank 1 stands at" in str(caught.value)
+        assert "in test_rank_that_does_not_come" in str(caught.value)
     dist.barrier()
 
 

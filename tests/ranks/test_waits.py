@@ -167,44 +167,43 @@ def test_lost_rank_and_those_who_miss_it_are_named_with_their_lines(rank, group)
     assert re.search(here, str(caught.value))
 
 
-@pytest.mark.ranks(3, group=False)
-def test_long_wait_is_told_once(rank, world_size, store, monkeypatch, caplog):
+@pytest.fixture
+def told(rank, world_size, store, monkeypatch, caplog):
+    """A world that says after 0.4 s that it waits; call it for what was said."""
     monkeypatch.setenv("GRADSYNC_LATE_AFTER", "0.4")
     dist.init_process_group(store=store, rank=rank, world_size=world_size)
     dist.barrier()
     caplog.clear()
+    yield lambda: [r.getMessage() for r in caplog.records if r.name == "gradsync"]
+    dist.destroy_process_group()
+
+
+@pytest.mark.ranks(3, group=False)
+def test_long_wait_is_told_once(rank, told):
     if rank == 1:
         time.sleep(1.0)
     dist.barrier()  # told line
-    told = [record.getMessage() for record in caplog.records if record.name == "gradsync"]
     if rank == 0:
-        (line,) = told
+        (line,) = told()
         assert "ranks 0, 2 of group 'world' wait since 0 s in call #2 barrier() for rank 1" in line
         assert f":{line_of('told line')} in" in line
     else:
-        assert told == []
-    dist.destroy_process_group()
+        assert told() == []
 
 
 @pytest.mark.ranks(2, group=False)
-def test_long_wait_for_a_message_is_told_once(rank, world_size, store, monkeypatch, caplog):
-    monkeypatch.setenv("GRADSYNC_LATE_AFTER", "0.2")
-    dist.init_process_group(store=store, rank=rank, world_size=world_size)
-    dist.barrier()
-    caplog.clear()
+def test_long_wait_for_a_message_is_told_once(rank, told):
     if rank == 1:
-        time.sleep(0.6)
+        time.sleep(0.8)
         dist.send(torch.ones(3), 0, tag=5)
     else:
         dist.recv(torch.ones(3), 1, tag=5)  # told message
-    told = [record.getMessage() for record in caplog.records if record.name == "gradsync"]
     if rank == 0:
-        (line,) = told
+        (line,) = told()
         assert "rank 0 of group 'world' waits since 0 s in recv(float32[3], 12 by" in line
         assert re.search(rf"from rank 1 \(rank 0 at \S*:{line_of('told message')} in test_", line)
     else:
-        assert told == []
-    dist.destroy_process_group()
+        assert told() == []
 
 
 def test_nonsense_as_patience_is_refused(monkeypatch):

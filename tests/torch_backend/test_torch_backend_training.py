@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint as recomputed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -70,6 +71,25 @@ def ddp(rank, size):
     return [*out, *weights(hooked), *weights(partial)]
 
 
+class Checkpointed(nn.Module):
+    """The backward of the layer in the middle is a pass of its own inside of the others'."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        first, middle, last = self.layers
+        return last(recomputed(middle, first(x), use_reentrant=True))
+
+
+def ddp_of_reentrant_checkpoints(rank, size):
+    net = DistributedDataParallel(Checkpointed(), bucket_cap_mb=0.0001)
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), rank)
+    return weights(net)
+
+
 def embedding_with_sparse_gradients(rank, size):
     net = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
     for step in range(2):
@@ -123,7 +143,15 @@ def zero_redundancy(rank, size):
 
 @pytest.mark.parametrize(
     "program",
-    [ddp, embedding_with_sparse_gradients, fsdp2, tensor_parallelism, pipeline, zero_redundancy],
+    [
+        ddp,
+        ddp_of_reentrant_checkpoints,
+        embedding_with_sparse_gradients,
+        fsdp2,
+        tensor_parallelism,
+        pipeline,
+        zero_redundancy,
+    ],
     ids=lambda program: program.__name__,
 )
 def test_training_equals_that_on_gloo(store, rank, world_size, program):

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from gradsync import _native
 from gradsync.backends.backend import Bootstrap
-from gradsync.backends.translate import forming_error
+from gradsync.backends.translate import forming_error, stands_at
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import HostEvidence, is_dead, islands
 from gradsync.errors import (
@@ -37,6 +37,7 @@ second-level cache; larger ones gained nothing at 25 MB."""
 
 _TO_PART_S = 5.0
 _LOOK_S = 0.1
+_TO_ANSWER_S = 0.3
 
 
 class Invitation:
@@ -88,7 +89,8 @@ def share_memory(bootstrap: Bootstrap, world: _native.Session | None) -> _native
             return forming.by_trying()
         return forming.found() if bootstrap.rank == 0 else forming.come()
     except _native.StatusError as error:
-        raise forming.explained(error) from None
+        # Without its traceback, whose frames keep the lobby open as long as somebody has the error.
+        raise forming.explained(error.with_traceback(None)) from None
 
 
 def _have_all_in_common(evidence: Sequence[HostEvidence]) -> bool:
@@ -228,8 +230,14 @@ class _Forming:
                 self._lost(rank, f"failed before the group was formed: {why}")
         self._find_dead(missing)
         if missing and self._deadline.expired():
-            within = f"within {self._bootstrap.timeout_s:g} s"
-            message = f"not every rank was heard of again {within} after it had arrived"
+            within = f"within {self._bootstrap.timeout_s:.3g} s"
+            if self._world is None:
+                message = f"not every rank was heard of again {within} after it had arrived"
+            else:
+                message = (
+                    f"not every member came {within}; every rank of the world calls new_group, in "
+                    f"the same order"
+                )
             raise _native.StatusError("timeout", message, missing)
 
     def _find_dead(self, ranks: Iterable[int]) -> None:
@@ -248,12 +256,22 @@ class _Forming:
     def explained(self, error: _native.StatusError) -> DistError:
         """Return the exception for a group that could not be formed, with the ranks' names."""
         code, detail, ranks = error.args
-        who = "; ".join(f"rank {r} ({self._bootstrap.evidence[r].where})" for r in ranks)
+        # Of a sub-group, too, ranks of the world are what its members know each other by.
+        places = [self._bootstrap.places[rank] for rank in ranks]
+        evidence = [self._bootstrap.evidence[rank] for rank in ranks]
+        who = "; ".join(f"rank {r} ({e.where})" for r, e in zip(places, evidence, strict=True))
         if code == "peer_lost":
             return PeerLostError(f"{who}: {detail}", ranks=ranks)
         if code == "timeout" and ranks:
-            return RendezvousError(f"the group could not be formed: {detail} ({who})")
+            about = f"the group could not be formed: {detail} ({who})"
+            return RendezvousError(about + self._whereabouts(places))
         return forming_error(error)
+
+    def _whereabouts(self, places: list[int]) -> str:
+        """Say where ranks stand that are in the world but did not come to its sub-group."""
+        if self._world is None:
+            return ""
+        return stands_at(zip(places, self._world.ask(places, _TO_ANSWER_S), strict=True))
 
 
 def _reach(card: str) -> _native.Link:

@@ -10,7 +10,7 @@ from gradsync.backends.backend import Backend
 from gradsync.backends.call import Call
 from gradsync.backends.ops import SEND
 from gradsync.backends.pending import PendingWork
-from gradsync.backends.translate import rank_states, stands_at
+from gradsync.backends.translate import last_call, rank_states, stands_at
 from gradsync.backends.waits import names, present_site, short_path
 from gradsync.backends.work import DoneWork, Work
 from gradsync.base.dtypes import DTYPE_NAMES
@@ -118,10 +118,7 @@ def _failure(
     if code == "timeout":
         kind = CollectiveTimeout
         states = rank_states(session)
-        who = "; ".join(
-            f"rank {r} (pid {states[r].pid}, last call: #{states[r].sequence} {states[r].doing})"
-            for r in ranks
-        )
+        who = "; ".join(f"rank {r} (pid {states[r].pid}, {last_call(states[r])})" for r in ranks)
         message = f"{here} timed out after {call.timeout_s:g} s: {detail}. Waited for: {who}."
     elif code == "peer_lost":
         kind = PeerLostError

@@ -29,6 +29,7 @@ __all__ = [
     "broken_error",
     "call_error",
     "forming_error",
+    "last_call",
     "no_memory_error",
     "rank_states",
     "stands_at",
@@ -82,7 +83,12 @@ def _patience(detail: str, timeout_s: float) -> str:
     return f"ended: {detail}" if "gave up" in detail else f"timed out after {timeout_s:g} s"
 
 
-def _last_call(state: RankState) -> str:
+def last_call(state: RankState) -> str:
+    """Say what a rank did last in its group.
+
+    >>> last_call(RankState(1, 4711, "active", 0, "nothing yet"))
+    'no call yet'
+    """
     return f"last call: #{state.sequence} {state.doing}" if state.sequence else "no call yet"
 
 
@@ -131,7 +137,7 @@ def call_error(
         kind = PeerLostError
         message = (
             f"{here}: {names(ranks)} on {socket.gethostname()} is gone ({detail}; "
-            f"{_last_call(states[ranks[0]])}). Look at that rank's own output for the cause; "
+            f"{last_call(states[ranks[0]])}). Look at that rank's own output for the cause; "
             f"this group cannot be used any more.{_sites(states)}"
         )
     elif code == "mismatch":
@@ -175,7 +181,7 @@ def _timeout(
     begin: str, states: list[RankState], missing: list[int], standing_of: Callable[[int], str]
 ) -> str:
     arrived = [state for state in states if state.rank not in missing]
-    late = "; ".join(f"rank {r} (pid {states[r].pid}, {_last_call(states[r])})" for r in missing)
+    late = "; ".join(f"rank {r} (pid {states[r].pid}, {last_call(states[r])})" for r in missing)
     lines = [
         f"{begin}. Arrived: {names([s.rank for s in arrived])}. Missing: {late}. A missing rank "
         f"is slow, stuck, or took another branch; give a longer timeout if it is only slow."

@@ -55,6 +55,9 @@ class Work:
         """Return which rank of the group a message came from; only receives know."""
         raise UsageError("only the work of a receive has a source rank")
 
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
     def synchronize(self) -> None:
         """Do nothing: on a CPU, a call that is over is over."""
 

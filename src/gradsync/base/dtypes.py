@@ -68,5 +68,8 @@ class ReduceOp(IntEnum):
         return PremulSum(factor)
 
 
+# torch's ReduceOp wraps an enumeration of that name; ours is one.
+ReduceOp.RedOpType = ReduceOp  # type: ignore[attr-defined]
+
 reduce_op = ReduceOp
 """An old name of torch's."""

@@ -59,9 +59,10 @@ def _first_difference(everyone: list[list[str]]) -> str:
 
 def broadcast_tensors(tensors: Sequence[torch.Tensor], group: ProcessGroup, root: int = 0) -> None:
     """Overwrite ``tensors`` with those of rank ``root``, many in one call."""
-    for chunk in _chunks([t.detach() for t in tensors if t.numel()]):
-        views = _byte_views(chunk)
-        flat, parts = views
+    # By .data, autograd does not count it as a change. Batch norm saves its running statistics,
+    # though it needs none of them: a second forward before backward would be an error.
+    for chunk in _chunks([t.data for t in tensors if t.numel()]):
+        flat, parts = _byte_views(chunk)
         if group.rank() == root:
             torch._foreach_copy_(parts, chunk)
         group.broadcast(flat, root)

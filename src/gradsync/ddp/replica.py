@@ -54,6 +54,8 @@ class Replica:
         self.buffer_sync = BufferSync(module, group, self.ignored)
         named = named_parameters(module, self.ignored)
         _check_parameters(named)
+        if group.size() > 1:
+            _check_batch_norm(module)
         if options.init_sync:
             verify_same(named, group)
             self.broadcast_state(buffers=options.init_sync_buffers)
@@ -177,6 +179,17 @@ class Replica:
 def named_parameters(module: nn.Module, ignored: frozenset[str]) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that take part, shared ones once."""
     return [(name, param) for name, param in module.named_parameters() if name not in ignored]
+
+
+def _check_batch_norm(module: nn.Module) -> None:
+    if not all(param.is_cpu for param in module.parameters()):
+        return
+    for name, part in module.named_modules():
+        if isinstance(part, nn.SyncBatchNorm):
+            raise UsageError(
+                f"{name or 'the module'} is a torch.nn.SyncBatchNorm, which works on accelerators "
+                f"only: on CPUs each rank would normalise by itself. Use torch.nn.BatchNorm"
+            )
 
 
 def _check_parameters(named: list[tuple[str, nn.Parameter]]) -> None:

@@ -50,6 +50,8 @@ def init_device_mesh(
     >>> gradsync.destroy_process_group()
     """
     shape = tuple(mesh_shape)
+    if not all(isinstance(length, int) and length > 0 for length in shape):
+        raise UsageError(f"mesh_shape is made of numbers above 0, got {mesh_shape!r}")
     ranks = torch.arange(prod(shape), dtype=torch.int32).reshape(shape)
     return DeviceMesh(
         device_type, ranks, mesh_dim_names=mesh_dim_names, backend_override=backend_override

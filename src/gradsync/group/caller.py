@@ -45,6 +45,8 @@ class Caller:
         return GroupWork(work, prepared.outputs, prepared.copies)
 
     def _check_root(self, op_name: str, root: int) -> None:
+        if not hasattr(root, "__index__"):
+            raise TypeError(f"{op_name}: a rank is an int, got {type(root).__name__}: {root!r}")
         if not 0 <= root < self._size:
             raise UsageError(
                 f"{op_name}: there is no rank {root} in the group {self.group_name!r} of "

@@ -20,6 +20,8 @@ from gradsync.group.reductions import Reduction
 from gradsync.group.world import default_group, is_non_member, resolve
 
 __all__ = [
+    "_all_gather_base",
+    "_reduce_scatter_base",
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_single",
@@ -369,5 +371,5 @@ def barrier(
     return None
 
 
-all_gather_into_tensor = all_gather_single
-reduce_scatter_tensor = reduce_scatter_single
+all_gather_into_tensor = _all_gather_base = all_gather_single
+reduce_scatter_tensor = _reduce_scatter_base = reduce_scatter_single

@@ -141,6 +141,8 @@ class Exchanging(Caller):
                     f"parts; give {what}_splits"
                 )
             return [tensor.numel() // size] * size
+        if any(not hasattr(count, "__index__") for count in splits):
+            raise TypeError(f"all_to_all_single: {what}_splits are ints, got {splits!r}")
         if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
             raise UsageError(
                 f"all_to_all_single: {what}_splits must be {size} numbers, none negative, that add "

@@ -30,12 +30,13 @@ from gradsync.group.reducing import Reducing
 from gradsync.group.reductions import Reduction, find_reduction, scaled
 from gradsync.group.sharing import Sharing
 from gradsync.group.sparse import all_reduce_sparse, is_sparse
+from gradsync.group.torch_names import TorchNames
 from gradsync.group.work import GroupWork, Prepared
 
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
+class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, TorchNames):
     """Ranks that call collectives together.
 
     Every rank must make the same calls in the same order. A call that cannot be carried out raises
@@ -56,7 +57,6 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
         self.group_desc = members.description
         self._rank = members.rank
         self._size = len(members.ranks)
-        self._timeout_s = timeout_s
         self.backend_config = f"cpu:{backend.name}"
         """Which backend serves which kind of device."""
         self.parent: weakref.ref[ProcessGroup] | None = None
@@ -64,8 +64,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
         self._on_close = on_close
         self._owner = os.getpid()
         self.hooks = Hooks()
-        observers = (self.hooks.before, self.hooks.after)
-        self._lane = open_lane(backend, timeout_s, observers, torch.Tensor)
+        self.set_timeout(timeout_s)
         self.capture: Capture | None = None
         """Where an open ``coalescing_manager`` puts the calls that it puts off."""
         self.children: list[ProcessGroup] = []
@@ -90,6 +89,12 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
     def timeout_s(self) -> float:
         """How long a call may take unless it says otherwise."""
         return self._timeout_s
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set how long calls may take from now on, unless they say otherwise; zero for no limit."""
+        self._timeout_s = limit_of(timeout)
+        observers = (self.hooks.before, self.hooks.after)
+        self._lane = open_lane(self.backend, self._timeout_s, observers, torch.Tensor)
 
     @property
     def backend(self) -> Backend:
@@ -219,6 +224,10 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing):
         if self._on_close is not None and os.getpid() == self._owner:
             self._on_close()
         self._on_close = None
+
+    def shutdown(self) -> None:
+        """Do the same, by torch's name."""
+        self.close()
 
     def _limit(self, timeout: Timeout | None) -> float:
         return self._timeout_s if timeout is None else limit_of(timeout)

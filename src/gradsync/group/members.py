@@ -36,7 +36,7 @@ class Members:
             return self.ranks.index(world_rank)
         except ValueError:
             raise UsageError(
-                f"rank {world_rank} of the world is not in the group {self.name!r} of ranks "
+                f"rank {world_rank!r} of the world is not in the group {self.name!r} of ranks "
                 f"{list(self.ranks)}"
             ) from None
 

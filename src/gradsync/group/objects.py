@@ -76,6 +76,7 @@ def broadcast_object_list(
     where = member_group("broadcast_object_list", group)
     if where is None:
         return
+    _check_list("broadcast_object_list", object_list)
     root = root_in_group("broadcast_object_list", where, src, group_src, otherwise=0)
     objects = pickle.loads(_broadcast(where, object_list, root))
     if where.rank() == root:
@@ -105,9 +106,11 @@ def scatter_object_list(
         raise UsageError(f"scatter_object_list needs a list with room for one, got {outputs!r}")
     if where.rank() == root:
         _check_length("scatter_object_list", inputs, where.size())
-    # Everybody gets everything and keeps its own: on one host that is a copy in shared memory.
-    data = pickle.loads(_broadcast(where, [_pickled([o]) for o in inputs or ()], root))
-    outputs[0] = _unwrap(data[where.rank()])[0]
+    # Everybody gets everything and keeps its own: on one host that is a copy in shared memory. Each
+    # is pickled on its own, since only the rank that it is for need be able to load it.
+    pickles = pickle.loads(_broadcast(where, [_pickled([o]) for o in inputs or ()], root))
+    objects = [_plain(each, f"the object for rank {at}") for at, each in enumerate(pickles)]
+    outputs[0] = pickle.loads(objects[where.rank()])[0]
 
 
 def send_object_list(
@@ -126,8 +129,7 @@ def send_object_list(
     data = _pickled(list(object_list))
     where.send(torch.tensor([len(data)]), peer)
     where.send(_tensor(data), peer)
-    if data[:1] == _FAILED:
-        raise UsageError(f"send_object_list: an object cannot be pickled: {data[1:].decode()}")
+    _plain(data, "an object")
 
 
 def recv_object_list(
@@ -142,12 +144,13 @@ def recv_object_list(
     where = member_group("recv_object_list", group)
     if where is None:
         return -1
+    _check_list("recv_object_list", object_list)
     peer = root_in_group("recv_object_list", where, src, group_src)
     length = torch.empty(1, dtype=torch.int64)
     where.recv(length, peer)
     data = torch.empty(int(length), dtype=torch.uint8)
     where.recv(data, peer)
-    objects = _unwrap(bytes(data.numpy()))
+    objects = pickle.loads(_plain(bytes(data.numpy()), "an object"))
     if len(objects) != len(object_list):
         raise UsageError(
             f"recv_object_list: rank {peer} of the group sent {len(objects)} objects, this rank "
@@ -158,6 +161,11 @@ def recv_object_list(
 
 
 # -- bytes ----------------------------------------------------------------------------------------
+
+
+def _check_list(name: str, objects: Any) -> None:
+    if not isinstance(objects, list):
+        raise TypeError(f"{name} needs a list, got {type(objects).__name__}: {objects!r}")
 
 
 def _check_length(name: str, objects: list[Any] | None, size: int) -> None:
@@ -177,10 +185,11 @@ def _pickled(value: Any) -> bytes:
         return _FAILED + f"{type(error).__name__}: {error}".encode()
 
 
-def _unwrap(data: bytes) -> Any:
+def _plain(data: bytes, what: str) -> bytes:
+    """Return the pickle that ``_pickled`` made, or raise the error that it met."""
     if data[:1] == _FAILED:
-        raise UsageError(f"an object could not be pickled: {data[1:].decode()}")
-    return pickle.loads(data[1:])
+        raise UsageError(f"{what} could not be pickled: {data[1:].decode()}")
+    return data[1:]
 
 
 def _tensor(data: bytes) -> torch.Tensor:
@@ -201,9 +210,7 @@ def _gather(group: ProcessGroup, value: Any, root: int | None) -> list[bytes]:
     found = []
     for rank in range(group.size()):
         raw = bytes(rows[rank, : int(lengths[rank])].numpy())
-        if raw[:1] == _FAILED:
-            raise UsageError(f"the object of rank {rank} could not be pickled: {raw[1:].decode()}")
-        found.append(raw[1:])
+        found.append(_plain(raw, f"the object of rank {rank}"))
     return found if root is None or root == group.rank() else []
 
 
@@ -213,7 +220,4 @@ def _broadcast(group: ProcessGroup, value: Any, root: int) -> bytes:
     group.broadcast(length, root)
     buffer = _tensor(data) if group.rank() == root else torch.empty(int(length), dtype=torch.uint8)
     group.broadcast(buffer, root)
-    raw = bytes(buffer.numpy())
-    if raw[:1] == _FAILED:
-        raise UsageError(f"the object of rank {root} could not be pickled: {raw[1:].decode()}")
-    return raw[1:]
+    return _plain(bytes(buffer.numpy()), f"the object of rank {root}")

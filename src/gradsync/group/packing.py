@@ -67,7 +67,6 @@ def joined(tensors: Sequence[torch.Tensor], rows: int = 1) -> torch.Tensor:
 def spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor], rows: int = 1) -> None:
     """Fill the tensors from what ``joined`` would have made of them."""
     sizes = [tensor.numel() // rows for tensor in tensors]
-    with torch.no_grad():
-        parts = flat.view(rows, sum(sizes)).split_with_sizes(sizes, dim=1)
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor.copy_(part.reshape(tensor.shape))
+    parts = flat.view(rows, sum(sizes)).split_with_sizes(sizes, dim=1)
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.data.copy_(part.reshape(tensor.shape))

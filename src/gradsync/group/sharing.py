@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from gradsync.errors import UsageError
 from gradsync.group.caller import Caller
 
 __all__ = ["Sharing", "Size"]
@@ -21,6 +22,8 @@ class Sharing(Caller):
     def shared_empty(self, *size: Size, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a tensor in memory that all ranks of the world have mapped; local and cheap."""
         shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        if not all(isinstance(length, int) and length >= 0 for length in shape):
+            raise UsageError(f"a shape is made of numbers that are not negative, got {size}")
         kind = torch.get_default_dtype() if dtype is None else dtype
         nbytes = math.prod(shape) * kind.itemsize
         make = getattr(self.backend, "shared_bytes", None)

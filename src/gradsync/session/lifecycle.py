@@ -28,6 +28,8 @@ from gradsync.stores.torch_store import from_torch
 
 __all__ = [
     "DEFAULT_GROUP_TIMEOUT",
+    "_abort_process_group",
+    "_set_pg_timeout",
     "abort_process_group",
     "check_device",
     "create_world",
@@ -35,6 +37,7 @@ __all__ = [
     "destroy_process_group",
     "form_group",
     "init_process_group",
+    "report_failure",
 ]
 
 DEFAULT_GROUP_TIMEOUT = timedelta(minutes=30)
@@ -197,9 +200,8 @@ def form_group(
     config = BackendConfig(None) if config is None else config
     engine = engine_of(config, None if world is None else world.backend)
     start = time.monotonic()
-    own = PrefixStore(f"shm/{members.name}", store)
     bootstrap = Bootstrap(
-        store=own,
+        store=_store_of(store, members.name),
         rank=members.rank,
         evidence=members.evidence,
         timeout_s=deadline.remaining(),
@@ -211,14 +213,23 @@ def form_group(
     try:
         backend = open_engine(engine, bootstrap, options)
     except BaseException as error:
-        with contextlib.suppress(DistError):  # the store may be what failed
-            own.set(failure_key(members.rank), f"{type(error).__name__}: {error}")
+        report_failure(store, members.name, members.rank, error)
         raise
     group = ProcessGroup(backend, members, timeout_s=limit_s, on_close=on_close)
     group.backend_config = str(config)
     group.parent = None if world is None else weakref.ref(world)
     watch_group(group, time.monotonic() - start)
     return group
+
+
+def _store_of(store: Store, group: str) -> Store:
+    return PrefixStore(f"shm/{group}", store)
+
+
+def report_failure(store: Store, group: str, rank: int, error: BaseException) -> None:
+    """Tell those who wait for a rank of a group that is being formed why it will not come."""
+    with contextlib.suppress(DistError):  # the store may be what failed
+        _store_of(store, group).set(failure_key(rank), f"{type(error).__name__}: {error}")
 
 
 def destroy_process_group(group: ProcessGroup | int | None = None) -> None:
@@ -250,6 +261,14 @@ def abort_process_group(
     for ending in (*leaving.children, leaving):
         ending.abort(reason)
     leaving.close()
+
+
+_abort_process_group = abort_process_group
+
+
+def _set_pg_timeout(timeout: Timeout, group: ProcessGroup | None = None) -> None:
+    """Set how long the calls of a group may take from now on."""
+    resolve(group).set_timeout(timeout)
 
 
 def _forget(leaving: ProcessGroup) -> None:

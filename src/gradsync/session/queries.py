@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NewType, TypeAlias
+
 from gradsync.backends.registry import Backend, BackendConfig, engine_of
 from gradsync.config import environment
 from gradsync.errors import BackendUnavailable, UsageError
@@ -11,8 +13,11 @@ from gradsync.stores.store import Store
 
 __all__ = [
     "GroupMember",
+    "GroupName",
+    "RankType",
     "_get_default_group",
     "_get_default_store",
+    "_rank_not_in_group",
     "get_backend",
     "get_backend_config",
     "get_default_backend_for_device",
@@ -33,6 +38,13 @@ __all__ = [
     "is_ucc_available",
     "is_xccl_available",
 ]
+
+
+GroupName = NewType("GroupName", str)
+"""For annotations: the ``group_name`` of a group."""
+
+RankType: TypeAlias = int
+"""For annotations: a rank."""
 
 
 class _LiveWorld(type):
@@ -98,6 +110,10 @@ def _get_default_group() -> ProcessGroup:
 
 def _get_default_store() -> Store | None:
     return resolve(None).members.store
+
+
+def _rank_not_in_group(group: ProcessGroup | int | None) -> bool:
+    return is_non_member(group)
 
 
 def get_process_group_ranks(group: ProcessGroup | int | None = None) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import index
 from typing import Any, NamedTuple
 
 from gradsync.backends.registry import BackendConfig, engine_of
@@ -12,7 +13,13 @@ from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.members import Members
 from gradsync.group.world import NON_GROUP_MEMBER, resolve
-from gradsync.session.lifecycle import DEFAULT_GROUP_TIMEOUT, check_device, form_group
+from gradsync.session.lifecycle import (
+    DEFAULT_GROUP_TIMEOUT,
+    check_device,
+    form_group,
+    report_failure,
+)
+from gradsync.stores.store import Store
 
 __all__ = ["new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"]
 
@@ -73,6 +80,8 @@ def _form(
     if sort_ranks:
         chosen = sorted(chosen)
     name = _name(world, tuple(chosen) if members_only else ())
+    if not members_only:
+        _agree(world, store, name, chosen)
     if world.rank() not in chosen:
         return None if members_only else NON_GROUP_MEMBER
     limit_s = limit_of(DEFAULT_GROUP_TIMEOUT if wish.timeout is None else wish.timeout)
@@ -96,13 +105,33 @@ def _form(
     return group
 
 
+def _agree(world: ProcessGroup, store: Store, name: str, chosen: list[int]) -> None:
+    """Raise unless this rank, member or not, asks for the same group as the first that came here.
+
+    Otherwise those who share a member would wait for it, or form a group with a wrong one.
+    """
+    mine = ",".join(map(str, chosen))
+    first = store.compare_set(f"ranks/{name}", "", mine).decode()
+    if first == mine:
+        return
+    wanted = [int(rank) for rank in first.split(",")]
+    why = (
+        f"the ranks asked for different groups: rank {world.rank()} for one of the ranks {chosen}, "
+        f"another for one of {wanted} (sub-group {name} of the world). Every rank of the world "
+        f"calls new_group in the same order and with the same ranks"
+    )
+    if world.rank() in wanted:
+        report_failure(store, name, wanted.index(world.rank()), UsageError(why))
+    raise UsageError(why)
+
+
 def _world_of(group: ProcessGroup) -> ProcessGroup:
     world = None if group.parent is None else group.parent()
     return group if world is None else world
 
 
 def _check(world: ProcessGroup, ranks: Sequence[int] | None) -> list[int]:
-    chosen = list(range(world.size())) if ranks is None else list(ranks)
+    chosen = list(range(world.size())) if ranks is None else _as_ranks(ranks)
     if not chosen:
         raise UsageError("a group needs at least one rank, got an empty list")
     wrong = [rank for rank in chosen if not 0 <= rank < world.size()]
@@ -111,6 +140,13 @@ def _check(world: ProcessGroup, ranks: Sequence[int] | None) -> list[int]:
     if any(a == b for a, b in pairwise(sorted(chosen))):
         raise UsageError(f"a rank can be in a group only once, got ranks={chosen}")
     return chosen
+
+
+def _as_ranks(ranks: Sequence[int]) -> list[int]:
+    try:
+        return [index(rank) for rank in ranks]
+    except TypeError:
+        raise TypeError(f"ranks is a list of numbers, got {ranks!r}") from None
 
 
 def _name(world: ProcessGroup, known_to: tuple[int, ...]) -> str:
@@ -157,7 +193,7 @@ def new_subgroups_by_enumeration(
 
     Returns the caller's group (None when it is in no list) and all of them in order.
     """
-    lists = [list(ranks) for ranks in ranks_per_subgroup_list]
+    lists = [_as_ranks(ranks) for ranks in ranks_per_subgroup_list]
     return _each(resolve(None), lists, _Wish(timeout, backend, pg_options, group_desc))
 
 
@@ -166,13 +202,17 @@ def _each(
 ) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int | None]]:
     if not lists:
         raise UsageError("new_subgroups_by_enumeration needs at least one list of ranks")
-    everyone = sorted(rank for ranks in lists for rank in ranks)
-    twice = [a for a, b in pairwise(everyone) if a == b]
-    if twice:  # found before any group is made
-        raise UsageError(f"rank {twice[0]} is in more than one sub-group: {lists}")
+    _check_apart(lists, "sub-group")  # before any group is made
     groups = [_form(world, ranks, wish) for ranks in lists]
     mine = next((g for g in groups if isinstance(g, ProcessGroup)), None)
     return mine, groups
+
+
+def _check_apart(lists: list[list[int]], what: str) -> None:
+    everyone = sorted(rank for ranks in lists for rank in ranks)
+    twice = [a for a, b in pairwise(everyone) if a == b]
+    if twice:
+        raise UsageError(f"rank {twice[0]} is in more than one {what}: {lists}")
 
 
 def split_group(
@@ -187,12 +227,13 @@ def split_group(
     parent = resolve(parent_pg)
     if not split_ranks:
         raise UsageError("split_group needs split_ranks, a list of lists of the parent's ranks")
-    mine = [ranks for ranks in split_ranks if parent.rank() in ranks]
-    if len(mine) > 1:
-        raise UsageError(f"rank {parent.rank()} is in more than one part: {split_ranks}")
-    if not mine:
+    # All of it is looked at on all ranks: nobody shall wait for one that found a mistake alone.
+    parts = [_as_ranks(ranks) for ranks in split_ranks]
+    _check_apart(parts, "part")
+    in_world = [[parent.members.world_rank(rank) for rank in part] for part in parts]
+    ranks = next((part for part in in_world if _world_of(parent).rank() in part), None)
+    if ranks is None:
         return None
-    ranks = [parent.members.world_rank(rank) for rank in mine[0]]
     wish = _Wish(timeout, backend, pg_options, group_desc)
     group = _form(_world_of(parent), ranks, wish, members_only=True)
     return group if isinstance(group, ProcessGroup) else None

@@ -53,6 +53,8 @@ class PassEnd:
     def _carry_out(self) -> None:
         work, self._last = self._last, None
         self._task = _OUTSIDE
+        if work is None:
+            return  # the end of a pass inside of this one, a checkpoint's, has waited already
         try:
             work.wait()  # calls are carried out in order: those before it are done, too
         except (DistError, RuntimeError):
