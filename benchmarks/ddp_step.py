@@ -10,7 +10,8 @@ makes their steps quicker with or without communication. So stepping alone and t
 processes without gradsync, as their users run them, and stepping alone is timed in gradsync's
 processes, too: the tax over that ("net tax") is what communication alone costs.
 
-    python benchmarks/ddp_step.py [--quick] [--models mlp,gpt] [--out r.json] [--plot r.svg]
+    python benchmarks/ddp_step.py [--quick | --no-memory] [--models mlp,gpt]
+        [--out r.json] [--plot r.svg]
 """
 
 from __future__ import annotations
@@ -126,12 +127,15 @@ def plot(figures: dict[str, dict[str, float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="3 rounds instead of 15, no memory")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure memory")
     parser.add_argument("--models", default=",".join(MODELS), help="which, separated by commas")
     parser.add_argument("--out", help="write the figures to this file as JSON")
     parser.add_argument("--plot", help="write a bar chart to this file as SVG")
     options = parser.parse_args()
     names = options.models.split(",")
-    figures = measure(names, 3 if options.quick else 15, memory=not options.quick)
+    figures = measure(
+        names, 3 if options.quick else 15, memory=not (options.quick or options.no_memory)
+    )
     print(table(figures))
     machine = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
