@@ -51,11 +51,7 @@ Status reduce_tiny(Team& team, std::uint64_t what, std::byte* data, std::size_t 
   std::memcpy(tiny.mine(), data, bytes);
   const Status status = tiny.exchange(what, count, deadline);
   if (!status.ok()) return status;
-  Few<const std::byte*> sources(static_cast<std::size_t>(team.size()));
-  for (std::size_t rank = 0; rank < sources.size(); ++rank) {
-    sources[rank] = tiny.of(static_cast<int>(rank));
-  }
-  kernel(sources.all(), {&data, 1}, count, 0);
+  kernel(tiny.pieces().all(), {&data, 1}, count, 0);
   return status;
 }
 

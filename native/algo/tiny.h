@@ -29,6 +29,14 @@ class Tiny {
   std::byte* mine(std::size_t offset = 0) { return at(team_.rank()) + offset; }
   const std::byte* of(int rank, std::size_t offset = 0) { return at(rank) + offset; }
 
+  // Everybody's, in rank order.
+  Few<const std::byte*> pieces() {
+    Few<const std::byte*> found(words_.size());
+    for (std::size_t rank = 0; rank < found.size(); ++rank)
+      found[rank] = of(static_cast<int>(rank));
+    return found;
+  }
+
   // Announces the call with what `mine` holds; afterwards all ranks have agreed on it, and `of` is
   // theirs.
   Status exchange(std::uint64_t what, std::uint64_t count, Deadline deadline) {

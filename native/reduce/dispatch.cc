@@ -60,7 +60,7 @@ constexpr bool only_sums = false;
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define GRADSYNC_AVX2 1
 #pragma GCC push_options
-#pragma GCC target("avx2,prfchw")  // asking for a line to write to is a hint where unknown
+#pragma GCC target("avx2")
 namespace kernels::avx2 {
 constexpr bool only_sums = true;  // and means: the others are rare, and each takes long to compile
 #include "reduce/loops.h"
@@ -101,16 +101,9 @@ Status find_kernel(Dtype dtype, Reduce reduce, ReduceKernel& out) {
 void far_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   const std::size_t head = std::min(bytes, to_next_line(to));
   stream(to, from, head);
-  const std::size_t share = (bytes - head) / streams / grain_bytes * grain_bytes;
-  for (std::size_t at = head; at < head + share; at += grain_bytes) {
-    for (std::size_t place = at; place < at + streams * share; place += share) {
-      stream(to + place, from + place, grain_bytes);
-    }
-  }
-  const std::size_t done = head + streams * share;
-  const std::size_t lines = (bytes - done) / line * line;
-  stream(to + done, from + done, lines);
-  stream(to + done + lines, from + done + lines, bytes - done - lines);
+  in_streams(head, bytes, grain_bytes, [&](std::size_t start, std::size_t length) {
+    stream(to + start, from + start, length);
+  });
   end_stream();
 }
 

@@ -7,13 +7,27 @@
 // it writes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
 namespace gradsync {
 
-inline constexpr std::size_t streams = 4;
 inline constexpr std::size_t grain_bytes = 512;
+
+// Calls visit(start, length) for all from `begin` to `end`, `grain` at a time.
+template <typename Visit>
+[[gnu::always_inline]] inline void in_streams(std::size_t begin, std::size_t end, std::size_t grain,
+                                              const Visit& visit) {
+  constexpr std::size_t streams = 4;
+  const std::size_t share = (end - begin) / streams / grain * grain;
+  for (std::size_t at = begin; at < begin + share; at += grain) {
+    for (std::size_t stream = 0; stream < streams; ++stream) visit(at + stream * share, grain);
+  }
+  for (std::size_t start = begin + streams * share; start < end; start += grain) {
+    visit(start, std::min(grain, end - start));
+  }
+}
 
 // From how many bytes on a tensor is taken not to lie in a cache. All-reduce of 1 MiB in place
 // takes 29 us if it is taken to be near, 35 us if far; of 4 MiB 190 and 205 us, of 25 MiB 2.4
@@ -29,13 +43,9 @@ void far_copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
 // Like memcpy, from memory that was not read lately.
 inline void copy_from_far(std::byte* to, const std::byte* from, std::size_t bytes) {
-  const std::size_t share = bytes / streams / grain_bytes * grain_bytes;
-  for (std::size_t at = 0; at < share; at += grain_bytes) {
-    for (std::size_t place = at; place < streams * share; place += share) {
-      std::memcpy(to + place, from + place, grain_bytes);
-    }
-  }
-  std::memcpy(to + streams * share, from + streams * share, bytes - streams * share);
+  in_streams(0, bytes, grain_bytes, [&](std::size_t start, std::size_t length) {
+    std::memcpy(to + start, from + start, length);
+  });
 }
 
 }  // namespace gradsync
