@@ -95,13 +95,8 @@ def all_reduce(
     tensor([1., 2.])
     >>> gradsync.destroy_process_group()
     """
-    short = world.shortcut
-    if (
-        group is None
-        and not async_op
-        and short.capture is None
-        and short._lane.all_reduce(tensor, op)
-    ):
+    lane = world.shortcut._lane
+    if group is None and not async_op and lane.all_reduce(tensor, op):
         return None
     where = member_group("all_reduce", group)
     if where is None:
@@ -183,13 +178,8 @@ def all_gather_single(
     async_op: bool = False,
 ) -> Work | None:
     """Fill the output with the ranks' inputs one after the other along dimension 0."""
-    short = world.shortcut
-    if (
-        group is None
-        and not async_op
-        and short.capture is None
-        and short._lane.all_gather_single(output_tensor, input_tensor)
-    ):
+    lane = world.shortcut._lane
+    if group is None and not async_op and lane.all_gather_single(output_tensor, input_tensor):
         return None
     where = member_group("all_gather_single", group)
     if where is None:
@@ -284,13 +274,8 @@ def reduce_scatter_single(
     async_op: bool = False,
 ) -> Work | None:
     """Combine the ranks' ``input``; each rank gets its part of the result along dimension 0."""
-    short = world.shortcut
-    if (
-        group is None
-        and not async_op
-        and short.capture is None
-        and short._lane.reduce_scatter_single(output, input, op)
-    ):
+    lane = world.shortcut._lane
+    if group is None and not async_op and lane.reduce_scatter_single(output, input, op):
         return None
     where = member_group("reduce_scatter_single", group)
     if where is None:

@@ -64,9 +64,8 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, Torch
         self._on_close = on_close
         self._owner = os.getpid()
         self.hooks = Hooks()
+        self._capture: Capture | None = None
         self.set_timeout(timeout_s)
-        self.capture: Capture | None = None
-        """Where an open ``coalescing_manager`` puts the calls that it puts off."""
         self.children: list[ProcessGroup] = []
         """Sub-groups, when this is a world."""
         self.made: Counter[tuple[int, ...]] = Counter()
@@ -93,8 +92,25 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, Torch
     def set_timeout(self, timeout: Timeout) -> None:
         """Set how long calls may take from now on, unless they say otherwise; zero for no limit."""
         self._timeout_s = limit_of(timeout)
+        self._open_lane()
+
+    @property
+    def capture(self) -> Capture | None:
+        """Where an open ``coalescing_manager`` puts the calls that it puts off."""
+        return self._capture
+
+    @capture.setter
+    def capture(self, capture: Capture | None) -> None:
+        self._capture = capture
+        self._open_lane()
+
+    def _open_lane(self) -> None:
+        """Open the lane, unless calls are put off: they must not slip by on it."""
+        if self._capture is not None or self._backend is None:
+            self._lane = CLOSED_LANE
+            return
         observers = (self.hooks.before, self.hooks.after)
-        self._lane = open_lane(self.backend, self._timeout_s, observers, torch.Tensor)
+        self._lane = open_lane(self._backend, self._timeout_s, observers, torch.Tensor)
 
     @property
     def backend(self) -> Backend:

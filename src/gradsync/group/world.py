@@ -10,7 +10,6 @@ from typing import Protocol
 
 from gradsync.backends.lane import CLOSED_LANE, Lane
 from gradsync.errors import UsageError
-from gradsync.group.capture import Capture
 from gradsync.group.group import ProcessGroup
 
 __all__ = [
@@ -31,12 +30,10 @@ class Shortcut(Protocol):
     """What a function that is called without a group needs to know of the default one."""
 
     _lane: Lane
-    capture: Capture | None
 
 
 class _Nothing:
     _lane = CLOSED_LANE
-    capture: Capture | None = None
 
 
 _default: ProcessGroup | None = None
