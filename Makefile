@@ -7,19 +7,20 @@ CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.cmake' -o -name CMakeLists.txt)
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 SANITIZERS := address undefined thread
+TRAINING_TESTS := ddp device_mesh ranks stores torch_backend
+PYTEST_PARTS := pytest-training pytest-rest
 
-.PHONY: install demo test check pytest-first pytest-second test-ecosystem native-test native-plain native-aarch64 bench format clean \
-  $(SANITIZERS:%=native-%)
+.PHONY: install extension demo test check doctest test-ecosystem native-test native-plain native-aarch64 bench format clean \
+  $(SANITIZERS:%=native-%) $(PYTEST_PARTS)
 
 install: .venv/.installed
 
 demo: install
 	$(BIN)/gradsync run -n 2 examples/digits.py
 
-# Two at a time: the checks and most tests use one core, or wait for processes to start.
 test: install
 	$(MAKE) -j2 --output-sync=target check native-plain
-	$(MAKE) -j2 --output-sync=target pytest-first pytest-second
+	$(MAKE) -j2 --output-sync=target $(PYTEST_PARTS) doctest
 
 # Style, types, and the laws of the code: who may import whom, sizes, docs that run.
 check: install
@@ -29,14 +30,14 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/meta
 
-FIRST_HALF := ddp device_mesh ranks stores torch_backend
+# In two parts that take about as long, side by side: tests use one core, or wait for processes.
+pytest-training: PARTS := $(TRAINING_TESTS)
+pytest-rest: PARTS := $(filter-out meta ecosystem $(TRAINING_TESTS), $(patsubst tests/%/,%,$(wildcard tests/*/)))
 
-pytest-first: install
-	$(BIN)/pytest -q --durations=15 $(FIRST_HALF:%=tests/%)
+$(PYTEST_PARTS): install
+	$(BIN)/pytest -q --durations=15 $(PARTS:%=tests/%)
 
-pytest-second: install
-	$(BIN)/pytest -q --durations=15 --ignore=tests/meta --ignore=tests/ecosystem \
-	  $(FIRST_HALF:%=--ignore=tests/%) tests
+doctest: install
 	$(BIN)/pytest -q --doctest-modules src/gradsync
 
 # Accelerate, transformers and Lightning on torch.distributed's backend "gradsync", and torch's own
@@ -91,7 +92,15 @@ clean:
 	touch $@
 
 # An editable install: Python from src/ (it knows the top-level modules by name), the extension built
-# incrementally in build/.
+# incrementally in build/. Meanwhile what it needs is fetched and unpacked, which takes as long.
 .venv/.installed: .venv/.deps $(NATIVE_SOURCES) $(wildcard src/gradsync/*.py)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(MAKE) -j2 --output-sync=target .venv/.requirements extension
 	touch $@
+
+.venv/.requirements: .venv/.deps
+	$(BIN)/python tools/requirements.py dev > $@.txt
+	$(PIP) install -c constraints.txt -r $@.txt
+	touch $@
+
+extension: .venv/.deps
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation -e .

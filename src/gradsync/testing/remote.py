@@ -47,6 +47,9 @@ class PytestInRank:
         try:
             self._config = _prepareconfig(_arguments(task))
             vars(self._config.option).update(task.options)
+            # Nobody reads it, and with -v plugins tell of themselves there: hypothesis, which is
+            # imported for that, made the start of a rank 2 s instead of 0.4.
+            self._config.option.no_header = True
             self._config._do_configure()
             self._session = pytest.Session.from_config(self._config)
             self._config.hook.pytest_sessionstart(session=self._session)
