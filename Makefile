@@ -32,7 +32,7 @@ check: install
 
 # In two parts that take about as long, side by side: tests use one core, or wait for processes.
 pytest-training: PARTS := $(TRAINING_TESTS)
-pytest-rest: PARTS := $(filter-out meta ecosystem $(TRAINING_TESTS), $(patsubst tests/%/,%,$(wildcard tests/*/)))
+pytest-rest: PARTS := $(filter-out __pycache__ meta ecosystem $(TRAINING_TESTS), $(patsubst tests/%/,%,$(wildcard tests/*/)))
 
 $(PYTEST_PARTS): install
 	$(BIN)/pytest -q --durations=15 $(PARTS:%=tests/%)
