@@ -135,11 +135,11 @@ Status Lobby::gather(int count, Deadline deadline, const std::vector<Fd>& expect
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) continue;
       return Status::from_errno("accepting on a Unix socket");
     }
-    // A stranger, a silent or a duplicate guest is dropped and costs at most this pause.
+    // A stranger, a silent or a duplicate guest is dropped and costs at most this pause. It does
+    // not depend on the deadline, which may be a short slice of a longer wait: a guest that has
+    // just reached us, and was not let run since, must not find the door shut.
     constexpr double patience_s = 2.0;
-    const Deadline pause = Deadline::after(
-        std::min(patience_s, static_cast<double>(deadline.remaining_ns(2'000'000'000)) / 1e9));
-    (void)admit(std::move(socket), count, pause, guests);
+    (void)admit(std::move(socket), count, Deadline::after(patience_s), guests);
   }
   return Status::success();
 }

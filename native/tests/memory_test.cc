@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -112,6 +113,25 @@ TEST(lobby_drops_strangers_and_duplicates) {
   CHECK(status.code == Code::timeout);
   CHECK((status.ranks == std::vector<int>{2}));
   CHECK(guests.size() == 1);
+}
+
+TEST(lobby_that_waits_in_slices_lets_a_slow_guest_speak) {
+  Lobby lobby;
+  CHECK_OK(Lobby::open(lobby));
+  std::thread slow([&] {
+    Fd guest;
+    CHECK_OK(reach_lobby(lobby.name(), guest));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    CHECK_OK(introduce(guest, 1, lobby.secret()));
+  });
+  std::vector<Guest> guests;
+  Status status;
+  const Deadline deadline = Deadline::after(20);
+  do {
+    status = lobby.gather(2, Deadline::after(0.01), {}, guests);
+  } while (status.code == Code::timeout && !deadline.expired());
+  CHECK_OK(status);
+  slow.join();
 }
 
 TEST(lobby_that_is_gone_is_an_error_at_once) {
