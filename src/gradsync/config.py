@@ -41,8 +41,9 @@ VARIABLES = (
     Variable(
         "GRADSYNC_LATE_AFTER",
         "10",
-        "Seconds after which a call that still waits for a rank says so, in one line on the logger "
-        "`gradsync` (stderr unless logging is set up); 0 for never.",
+        "Seconds after which a call or a group that is being formed, if it still waits for a rank, "
+        "says so in one line on the logger `gradsync` (stderr unless logging is set up); 0 for "
+        "never.",
     ),
     Variable(
         "GRADSYNC_KEEP_FREED_MEMORY",

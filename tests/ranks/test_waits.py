@@ -206,6 +206,20 @@ def test_long_wait_for_a_message_is_told_once(rank, told):
         assert told() == []
 
 
+@pytest.mark.ranks(3, group=False)
+@pytest.mark.parametrize("late", [0, 2])
+def test_long_wait_for_a_member_of_a_new_group_is_told_once(rank, told, late):
+    if rank == late:
+        time.sleep(0.9)
+    dist.new_group([0, 2])  # told group
+    if rank == 2 - late:
+        (line,) = told()
+        assert f"rank {rank} for rank {late} in forming the group '1' (at " in line
+        assert f":{line_of('told group')} in test_long_wait" in line
+    else:
+        assert told() == []
+
+
 def test_nonsense_as_patience_is_refused(monkeypatch):
     for value in ("soon", "-1", "nan", "inf"):
         monkeypatch.setenv("GRADSYNC_LATE_AFTER", value)

@@ -134,6 +134,21 @@ def test_death_between_arrival_and_verdict_is_an_error_on_all(monkeypatch):
     assert time.monotonic() - begin < 5
 
 
+def test_long_wait_for_a_rank_is_told_once_by_the_lowest_that_came(monkeypatch, caplog):
+    monkeypatch.setenv("GRADSYNC_LATE_AFTER", "0.3")
+    store = HashStore()
+
+    def late() -> Joined:
+        time.sleep(1.7)  # two looks of those who wait
+        return join(store, 0, 3, Deadline(20))
+
+    outcomes = on_threads([arrive(store, 1, 3), arrive(store, 2, 3), late])
+    assert all(isinstance(outcome, Joined) for outcome in outcomes)
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "gradsync"]
+    assert "2 of 3 ranks have come to form the world. Came: 1 (pid" in line
+    assert line.endswith("Missing: 0")
+
+
 def test_late_rank_learns_that_the_others_gave_up():
     store = HashStore()
     with pytest.raises(RendezvousError):

@@ -18,8 +18,10 @@ from typing import NoReturn
 from gradsync import _native
 from gradsync.backends.backend import Bootstrap
 from gradsync.backends.translate import forming_error, stands_at
+from gradsync.backends.waits import names, present_site
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import HostEvidence, is_dead, islands
+from gradsync.base.long_wait import LongWait
 from gradsync.errors import (
     BackendUnavailable,
     DistError,
@@ -116,6 +118,7 @@ class _Forming:
         self._bootstrap = bootstrap
         self._world = world
         self._deadline = Deadline(bootstrap.timeout_s)
+        self._long_wait = LongWait()
 
     # -- all in one place -------------------------------------------------------------------------
 
@@ -239,6 +242,15 @@ class _Forming:
                     f"the same order"
                 )
             raise _native.StatusError("timeout", message, missing)
+        self._long_wait.look(lambda: self._who_waits_for(missing))
+
+    def _who_waits_for(self, missing: Sequence[int]) -> str:
+        places = self._bootstrap.places
+        site = present_site()
+        return (
+            f"rank {places[self._bootstrap.rank]} for {names([places[r] for r in missing])} in "
+            f"forming the group {self._bootstrap.group!r}" + (f" (at {site})" if site else "")
+        )
 
     def _find_dead(self, ranks: Iterable[int]) -> None:
         evidence = self._bootstrap.evidence

@@ -18,6 +18,7 @@ from typing import NoReturn, Protocol
 
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import host_evidence, is_dead
+from gradsync.base.long_wait import LongWait
 from gradsync.errors import DistStoreError, RendezvousError, StoreConnectionError
 from gradsync.rendezvous.member import Member, Record, Tombstone, decode, join_names, join_ranks
 from gradsync.stores.store import Store
@@ -99,6 +100,7 @@ class _Arrival:
         self._deadline = deadline
         self._serves = serves
         self._preparation = preparation
+        self._long_wait = LongWait()
         self._past = ""
         """Why an earlier round on this store came to nothing, for the message of this one."""
         self._left_behind: list[tuple[int, int]] = []
@@ -215,8 +217,17 @@ class _Arrival:
         reason = self._why_history(members)
         if reason:
             self._fill(generation, self._me.world_size, Tombstone(reason, failed=False))
-        else:
-            self._refuse_disagreement(generation, members)
+            return
+        self._refuse_disagreement(generation, members)
+        if self._me.rank == min(member.rank for member in members):  # one line for all who wait
+            self._long_wait.look(lambda: self._who_is_missing(records, members))
+
+    def _who_is_missing(self, records: dict[int, Record], came: list[Member]) -> str:
+        missing = [rank for rank in range(self._me.world_size) if rank not in records]
+        return (
+            f"{len(came)} of {self._me.world_size} ranks have come to form the world. Came: "
+            f"{join_names(came)}. Missing: {join_ranks(missing)}"
+        )
 
     def _give_up(self, generation: int) -> None:
         records = self._look(generation, self._me.world_size)
