@@ -8,7 +8,7 @@ import pytest
 
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import HostEvidence
-from gradsync.errors import RendezvousError
+from gradsync.errors import PeerLostError, RendezvousError
 from gradsync.rendezvous.join import Joined, join, leave
 from gradsync.rendezvous.member import Member
 from gradsync.stores.file import FileStore
@@ -17,7 +17,7 @@ from gradsync.stores.prefix import PrefixStore
 from gradsync.stores.store import Store
 from gradsync.stores.unix import UnixStore
 
-Outcome = Joined | RendezvousError
+Outcome = Joined | PeerLostError | RendezvousError
 
 
 def on_threads(ranks: list[Callable[[], Joined]]) -> list[Outcome]:
@@ -26,7 +26,7 @@ def on_threads(ranks: list[Callable[[], Joined]]) -> list[Outcome]:
     def call(index: int) -> None:
         try:
             outcomes[index] = ranks[index]()
-        except RendezvousError as error:
+        except (PeerLostError, RendezvousError) as error:
             outcomes[index] = error
 
     threads = [threading.Thread(target=call, args=(index,)) for index in range(len(ranks))]
@@ -129,8 +129,9 @@ def test_death_between_arrival_and_verdict_is_an_error_on_all(monkeypatch):
     begin = time.monotonic()
     first, second = on_threads([early, late])
     assert isinstance(first, Joined)
-    assert isinstance(second, RendezvousError)
-    assert "rank 1 (pid 4711 on host) ended before everyone had come; rank 0 has" in str(second)
+    assert isinstance(second, PeerLostError)
+    assert second.ranks == (1,)
+    assert "rank 1 (pid 4711 on host) ended before everyone had come (rank 0 has" in str(second)
     assert time.monotonic() - begin < 5
 
 

@@ -19,7 +19,13 @@ from typing import NoReturn, Protocol
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import host_evidence, is_dead
 from gradsync.base.long_wait import LongWait
-from gradsync.errors import DistStoreError, RendezvousError, StoreConnectionError
+from gradsync.errors import (
+    DistError,
+    DistStoreError,
+    PeerLostError,
+    RendezvousError,
+    StoreConnectionError,
+)
 from gradsync.rendezvous.member import Member, Record, Tombstone, decode, join_names, join_ranks
 from gradsync.stores.store import Store
 
@@ -103,8 +109,10 @@ class _Arrival:
         self._long_wait = LongWait()
         self._past = ""
         """Why an earlier round on this store came to nothing, for the message of this one."""
-        self._left_behind: list[tuple[int, int]] = []
-        """Generation and rank of living members of a complete round that we took for history."""
+        self._left_generation = 0
+        """A complete round that we took for history, and who of its others was alive then."""
+        self._left_behind: list[Member] = []
+        self._dead: list[Member] = []
 
     def run(self) -> Joined:
         try:
@@ -113,7 +121,7 @@ class _Arrival:
             if not self._left_behind:
                 raise
             # Whoever served the store took the round for good, and has given up on it since.
-            raise RendezvousError(f"{self._mine()}{self._past} ({error})") from error
+            raise self._left_alone(str(error)) from error
 
     def _run(self) -> Joined:
         generation = 0
@@ -258,12 +266,10 @@ class _Arrival:
         reason = self._why_history(members)
         if reason:
             self._past = reason
-            self._left_behind = [
-                (generation, member.rank)
-                for member in members
-                if member.attempt != self._me.attempt
-                and not is_dead(member.evidence, self._me.evidence)
-            ]
+            others = [m for m in members if m.attempt != self._me.attempt]
+            self._left_generation = generation
+            self._dead = [m for m in others if is_dead(m.evidence, self._me.evidence)]
+            self._left_behind = [m for m in others if m not in self._dead]
             return None
         self._refuse_disagreement(generation, members)
         return tuple(members)
@@ -274,10 +280,16 @@ class _Arrival:
         A rank that dies right after it came is dead to those who look now and was alive to those
         who looked before. These go on, find out and raise: nobody will come to our next round.
         """
-        for earlier, rank in self._left_behind:
-            if self._store.check([f"{_slot(earlier, rank)}/left"]):
+        for rank in [member.rank for member in self._left_behind]:
+            if self._store.check([f"{_slot(self._left_generation, rank)}/left"]):
                 self._fill(generation, self._me.world_size, Tombstone(self._past, failed=False))
-                raise RendezvousError(f"{self._mine()}{self._past}; rank {rank} has given up, too")
+                raise self._left_alone(f"rank {rank} has given up, too")
+
+    def _left_alone(self, sign: str) -> DistError:
+        """Return the error for a round that we left and others took for good until they failed."""
+        message = f"{self._mine()}{self._past} ({sign})"
+        lost = [member.rank for member in self._dead]
+        return PeerLostError(message, ranks=lost) if lost else RendezvousError(message)
 
     def _mine(self) -> str:
         return f"rank {self._me.rank} could not form the group: "
