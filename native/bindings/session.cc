@@ -217,6 +217,7 @@ void bind_session(nb::module_& module) {
   session.def_prop_ro("rank", &Session::rank)
       .def_prop_ro("size", &Session::size)
       .def_prop_ro("sequence", &Session::sequence)
+      .def_prop_ro("call", &Session::call)
       .def("abort", &Session::abort, nb::arg("reason"))
       .def("leave", &Session::leave, nb::arg("note"))
       .def_prop_rw("name", &Session::name, &Session::set_name)

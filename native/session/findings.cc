@@ -21,7 +21,7 @@ void Session::look_into(const Status& status) {
   };
   std::vector<int> here;  // those that are in this call, too
   for (int rank = 0; rank < size(); ++rank) {
-    const bool announced = team_.report(rank).last.sequence == sequence();
+    const bool announced = team_.report(rank).last.sequence == team_.call();
     if (announced && (status.code == Code::mismatch || !is_blamed(rank))) here.push_back(rank);
   }
   std::vector<std::string> answers(status.ranks.size());

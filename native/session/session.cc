@@ -102,7 +102,7 @@ Status Session::guarded(Call& call) {
   // or a mismatch is seen by every rank on its own.)
   if (status.code == Code::timeout || status.code == Code::interrupted) {
     std::ostringstream why;
-    why << "rank " << rank() << " gave up on call #" << sequence() << ": " << status.message;
+    why << "rank " << rank() << " gave up on call #" << team_.call() << ": " << status.message;
     for (const int peer : status.ranks)
       why << (peer == status.ranks[0] ? " (missing: " : ", ") << peer;
     if (!status.ranks.empty()) why << ")";

@@ -40,7 +40,9 @@ class Session {
 
   int rank() const { return team_.rank(); }
   int size() const { return team_.size(); }
+  // Calls that this rank has announced; and the number of the last one it made, announced or not.
   std::uint64_t sequence() const { return team_.sequence(); }
+  std::uint64_t call() const { return team_.call(); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   // Whether its ranks read each other's memory, where that saves a copy.
   bool reads_directly() const { return team_.is_open(); }

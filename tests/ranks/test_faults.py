@@ -101,6 +101,19 @@ def test_late_rank_is_named_at_the_deadline(rank, group):
     assert "last call: #1 barrier()" in text
 
 
+@pytest.mark.ranks(2)
+def test_call_that_comes_after_the_others_gave_up_has_its_own_number(rank, group):
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.6)
+        with pytest.raises(dist.AbortedError, match=r"^barrier #2 .*gave up on call #2") as caught:
+            dist.barrier()
+        assert caught.value.seq == 2
+        return
+    with pytest.raises(dist.CollectiveTimeout, match="^barrier #2"):
+        group.barrier(timeout=0.1)
+
+
 @pytest.mark.ranks(2, faults=[faults.stop(rank=1, at="all_reduce#2", seconds=0.3)])
 def test_stopped_rank_is_waited_for():
     for _ in range(3):

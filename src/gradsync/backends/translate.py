@@ -126,7 +126,7 @@ def call_error(
     if code == "invalid":
         return UsageError(f"{op.name}: {detail}{_about(call)}")
     states = _states(session.findings())
-    here = f"{op.name} #{session.sequence} on rank {session.rank} of {session.size}"
+    here = f"{op.name} #{session.call} on rank {session.rank} of {session.size}"
     kind: type[DistBackendError] = DistBackendError
     message = f"{here}: {detail}"
     if code == "timeout":
@@ -155,7 +155,7 @@ def call_error(
         message,
         group=session.name,
         op=op.name,
-        seq=session.sequence,
+        seq=session.call,
         rank=session.rank,
         ranks=ranks,
         timeout_s=timeout_s,
