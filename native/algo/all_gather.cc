@@ -22,23 +22,6 @@
 #include "algo/tiny.h"
 
 namespace gradsync {
-namespace {
-
-Status read_all(Team& team, Rounds& rounds, Direct& direct, const std::byte* input,
-                std::size_t bytes, std::span<std::byte* const> outputs) {
-  copy_out(outputs[static_cast<std::size_t>(team.rank())], input, bytes,
-           bytes * static_cast<std::size_t>(team.size()));
-  for (int n = 1; n < team.size(); ++n) {
-    const int peer = rounds.other(n);
-    const Status status =
-        direct.read(peer, direct.place(peer, 0), outputs[static_cast<std::size_t>(peer)], bytes);
-    if (!status.ok()) return status;
-  }
-  return direct.done_by_all();
-}
-
-}  // namespace
-
 Status all_gather(Team& team, Staging& staging, const std::byte* input, std::size_t count,
                   Dtype dtype, std::span<std::byte* const> outputs, Deadline deadline) {
   const std::size_t bytes = count * size_of(dtype);
@@ -46,12 +29,7 @@ Status all_gather(Team& team, Staging& staging, const std::byte* input, std::siz
   const std::uint64_t what = pack_call(Op::all_gather, dtype, Reduce::sum, 0);
   if (Tiny::fits(bytes)) {
     Tiny tiny(team);
-    std::memcpy(tiny.mine(), input, bytes);
-    const Status status = tiny.exchange(what, count, deadline);
-    for (int rank = 0; status.ok() && rank < team.size(); ++rank) {
-      std::memcpy(outputs[static_cast<std::size_t>(rank)], tiny.of(rank), bytes);
-    }
-    return status;
+    return tiny.gather(what, input, count, bytes, outputs, deadline);
   }
   Rounds rounds(team, staging, deadline);
   Direct direct(team, staging, rounds, 1, bytes);
@@ -64,7 +42,10 @@ Status all_gather(Team& team, Staging& staging, const std::byte* input, std::siz
   Status status = direct.begin(
       what, count, {&input, 1}, Direct::worthwhile(team, bytes), [&] { stage(0); }, way);
   if (!status.ok()) return status;
-  if (way == Way::direct) return read_all(team, rounds, direct, input, bytes, outputs);
+  if (way == Way::direct) {
+    status = direct.read_each(input, bytes, outputs);
+    return status.ok() ? direct.done_by_all() : status;
+  }
   for (std::size_t i = 0; i < cut.rounds(); ++i) {
     const std::size_t offset = cut.offset(i);
     const std::size_t length = cut.length(i);

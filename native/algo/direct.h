@@ -129,6 +129,18 @@ class Direct {
     return noted(team_.read_from(peer, to, from, bytes, rounds_.deadline()));
   }
 
+  // Brings together what every rank has at its first place; this rank has `input`.
+  Status read_each(const std::byte* input, std::size_t bytes, std::span<std::byte* const> outputs) {
+    copy_out(outputs[static_cast<std::size_t>(team_.rank())], input, bytes, bytes * outputs.size());
+    for (int n = 1; n < team_.size(); ++n) {
+      const int peer = rounds_.other(n);
+      const Status status =
+          read(peer, place(peer, 0), outputs[static_cast<std::size_t>(peer)], bytes);
+      if (!status.ok()) return status;
+    }
+    return Status::success();
+  }
+
   // Ends this rank's reading. Whose own memory others read must wait for them before the call
   // returns.
   Status done() {

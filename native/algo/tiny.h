@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "common/deadline.h"
 #include "common/few.h"
@@ -45,8 +46,18 @@ class Tiny {
     if (status.ok()) collect();
     return status;
   }
-  // The two parts of this, for ranks that may agree on a call although not all carry: returns how
-  // many do.
+  // The same with `input`; then everybody's is in the outputs, of which there may be none.
+  Status gather(std::uint64_t what, const std::byte* input, std::uint64_t count, std::size_t bytes,
+                std::span<std::byte* const> outputs, Deadline deadline) {
+    std::memcpy(mine(), input, bytes);
+    const Status status = exchange(what, count, deadline);
+    for (std::size_t rank = 0; status.ok() && rank < outputs.size(); ++rank) {
+      std::memcpy(outputs[rank], of(static_cast<int>(rank)), bytes);
+    }
+    return status;
+  }
+  // The two parts of exchange(), for ranks that may agree on a call although not all carry: returns
+  // how many do.
   void announce(std::uint64_t what, std::uint64_t count) {
     team_.announce_with(what, count, words_[static_cast<std::size_t>(team_.rank())]);
   }
