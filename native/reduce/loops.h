@@ -166,8 +166,19 @@ void weighted_sum(std::span<const std::byte* const> sources, std::span<const dou
 
 enum class Family : std::uint8_t { real, integer, boolean, complex };
 
+// Signed and unsigned integers have the same sums, products and bits: one loop serves both.
+template <typename T, Family family>
+struct Bits {
+  using type = T;
+};
+template <typename T>
+struct Bits<T, Family::integer> {
+  using type = std::make_unsigned_t<T>;
+};
+
 template <typename T, Family family>
 ReduceKernel kernel_for(Reduce operation) {
+  using B = typename Bits<T, family>::type;
   constexpr bool is_float = family == Family::real || family == Family::complex;
   constexpr bool is_ordered = family != Family::complex;
   constexpr bool is_bits = family == Family::integer || family == Family::boolean;
@@ -176,15 +187,15 @@ ReduceKernel kernel_for(Reduce operation) {
       if constexpr (family == Family::boolean)
         return reduce<T, BitOr, false>;  // for booleans a sum is "any" and a product is "all"
       else
-        return reduce<T, Sum, false>;
+        return reduce<B, Sum, false>;
     case Reduce::premul_sum:
-      if constexpr (family != Family::boolean) return reduce<T, Sum, false>;
+      if constexpr (family != Family::boolean) return reduce<B, Sum, false>;
       break;
     case Reduce::avg:
       if constexpr (is_float) return reduce<T, Sum, true>;
       break;
     case Reduce::product:
-      if constexpr (is_ordered && !only_sums) return reduce<T, Product, false>;
+      if constexpr (is_ordered && !only_sums) return reduce<B, Product, false>;
       break;
     case Reduce::min:
       if constexpr (is_ordered && !only_sums) return reduce<T, Min, false>;
@@ -193,13 +204,13 @@ ReduceKernel kernel_for(Reduce operation) {
       if constexpr (is_ordered && !only_sums) return reduce<T, Max, false>;
       break;
     case Reduce::band:
-      if constexpr (is_bits && !only_sums) return reduce<T, BitAnd, false>;
+      if constexpr (is_bits && !only_sums) return reduce<B, BitAnd, false>;
       break;
     case Reduce::bor:
-      if constexpr (is_bits && !only_sums) return reduce<T, BitOr, false>;
+      if constexpr (is_bits && !only_sums) return reduce<B, BitOr, false>;
       break;
     case Reduce::bxor:
-      if constexpr (is_bits && !only_sums) return reduce<T, BitXor, false>;
+      if constexpr (is_bits && !only_sums) return reduce<B, BitXor, false>;
       break;
   }
   return nullptr;
