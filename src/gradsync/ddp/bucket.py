@@ -135,7 +135,13 @@ def _bring_in(views: list[torch.Tensor], grads: list[Any]) -> None:
             "derivatives would not be synchronised. Take the first derivatives with "
             "torch.autograd.grad(..., create_graph=True), then call backward()."
         )
-    torch._foreach_copy_(views, grads)
+    try:
+        torch._foreach_copy_(views, grads)
+    except RuntimeError:
+        if not any(grad.is_sparse for grad in grads):
+            raise
+        # Made by a function: no module says beforehand that this gradient is sparse.
+        torch._foreach_copy_(views, [g.to_dense() if g.is_sparse else g for g in grads])
 
 
 def slice_like(flat: torch.Tensor, offset: int, param: torch.Tensor) -> torch.Tensor:
