@@ -188,3 +188,39 @@ def test_weights_after_gradients_that_were_dropped(rank):
     ddp.weight(2.0)  # nothing without a weight is left
     ddp(batch(rank, ROWS)).sum().backward()
     assert_same_on_all_ranks(ddp.module[0].weight.grad)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_are_moved_out_of_their_bucket(rank, set_to_none):
+    ddp = dist.DistributedDataParallel(chain())
+    alone = chain()
+    for step in range(6):
+        for model in (ddp, alone):
+            model.zero_grad(set_to_none=set_to_none)
+            model(batch(step + 9 * rank, ROWS)).square().sum().backward()
+        assert_means(ddp.module, alone)
+        if step % 2:
+            for param in ddp.parameters():
+                param.grad.data = param.grad.data * 2
+
+
+@pytest.mark.ranks(2)
+def test_a_module_that_changes_its_type_or_layout(rank):
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1))
+    ddp = dist.DistributedDataParallel(copy.deepcopy(alone))
+    for change in (
+        {},
+        {"memory_format": torch.channels_last},
+        {"dtype": torch.float64},
+        {"dtype": torch.float32, "memory_format": torch.contiguous_format},
+    ):
+        for model in (ddp, alone):
+            model.to(**change)
+        x = torch.randn(2, 3, 5, 5, dtype=alone[0].weight.dtype)
+        for _ in range(3):
+            for model in (ddp, alone):
+                model.zero_grad()
+                model(x + rank).square().sum().backward()
+            assert_means(ddp.module, alone)

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from gradsync.ddp.agreement import plan_of_rank_0
 from gradsync.ddp.arrivals import Arrivals
 from gradsync.ddp.bucket import Bucket
 from gradsync.ddp.engine import (
@@ -86,6 +87,7 @@ class Reducer:
         self._sparse = list(sparse)
         self._sparse_numbers: list[int] = []
         self._trainable: list[bool] | None = None
+        self._dtypes: list[torch.dtype] = []
         self._make_engine: EngineMaker = make_engine
         self._engine: Engine | None = None
         self._launched = 0
@@ -122,6 +124,9 @@ class Reducer:
     def _plan_by_registration(self) -> None:
         """Plan for the parameters that train now, and learn their order again."""
         self._trainable = [param.requires_grad for param in self.params]
+        dtypes = [param.dtype for param in self.params]
+        if dtypes != self._dtypes:
+            self._dtypes, self._engine = dtypes, None  # not in the buckets there are
         active = self._active()
         specs = self._specs()
         plan = plan_initial([specs[n] for n in active], self._limits())
@@ -135,9 +140,9 @@ class Reducer:
         place = {n: k for k, n in enumerate(active)}
         arrived = [place[n] for n in self.arrivals.order]
         plan = plan_arrival([specs[n] for n in active], self._limits(), arrived)
-        # Ranks may have seen different orders: rank 0's counts.
-        wanted = [x for bucket in plan for x in (len(bucket), *(active[n] for n in bucket))]
-        agreed = _unflatten(_numbers_of_rank_0(self.group, wanted))
+        agreed = plan_of_rank_0(
+            self.group, tuple(tuple(active[n] for n in bucket) for bucket in plan)
+        )
         if sorted(n for bucket in agreed for n in bucket) != active:
             raise UsageError(
                 "the ranks do not train the same parameters: requires_grad differs between rank 0 "
@@ -175,7 +180,10 @@ class Reducer:
         if self.is_open and self._running:
             return  # a forward inside of this very backward: a checkpoint
         self.check()
-        if self._trainable != [param.requires_grad for param in self.params]:
+        params = self.params
+        if self._trainable != [param.requires_grad for param in params] or (
+            self._dtypes != [param.dtype for param in params]
+        ):
             self._plan_by_registration()
         elif self.arrivals.learning and self.passes > self._planned_after:
             self._plan_by_arrival()
@@ -376,21 +384,3 @@ class Reducer:
 
     def __del__(self) -> None:
         self.arrivals.remove()
-
-
-def _numbers_of_rank_0(group: ProcessGroup, numbers: list[int]) -> list[int]:
-    length = torch.tensor([len(numbers)])
-    group.broadcast(length, 0)
-    own = group.rank() == 0
-    values = torch.tensor(numbers) if own else torch.empty(int(length), dtype=torch.int64)
-    group.broadcast(values, 0)
-    return [int(n) for n in values]
-
-
-def _unflatten(numbers: list[int]) -> BucketPlan:
-    buckets, at = [], 0
-    while at < len(numbers):
-        count = numbers[at]
-        buckets.append(tuple(numbers[at + 1 : at + 1 + count]))
-        at += 1 + count
-    return tuple(buckets)
