@@ -66,10 +66,15 @@ class Arrivals:
 
     # -- a pass -----------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Make the counts ready for a pass."""
-        # While learning, one more than will ever come: no bucket is full before the end.
-        extra = 1 if self.learning else 0
+    def learn(self) -> None:
+        """Learn from the next pass in which order gradients arrive, and how often."""
+        self.learning = True
+        self.order.clear()
+
+    def begin(self, hold: bool) -> None:
+        """Make the counts ready for a pass; with ``hold``, no bucket is full before its end."""
+        # One more than will ever come.
+        extra = 1 if self.learning or hold else 0
         self.remaining[:] = [size + extra for size in self._sizes]
         self.fired[:] = self._none
         if self.learning:

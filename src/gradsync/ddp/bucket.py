@@ -16,6 +16,7 @@ from gradsync.errors import UsageError
 
 _NONES = repeat(None)
 _requires_grad = attrgetter("requires_grad")
+_address = torch.Tensor.data_ptr
 
 __all__ = ["Allocate", "Bucket", "slice_like"]
 
@@ -46,16 +47,27 @@ class Bucket:
         self.tail = self.whole[count:]
         self.tail.fill_(1)
         self.views: list[torch.Tensor] = []
-        offset = 0
-        for param in params:
-            self.views.append(slice_like(self.flat, offset, getattr(param, "local", param)))
-            offset += param.numel()
-        self._pairs = list(zip(self.params, self.views, strict=True))
-        self._is_plain = all(view.is_contiguous() for view in self.views)
+        self._make_views()
         self._kept: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+
+    def _make_views(self) -> None:
+        views, offset = [], 0
+        for param in self.params:
+            views.append(slice_like(self.flat, offset, getattr(param, "local", param)))
+            offset += param.numel()
+        self.views = views
+        self._pairs = list(zip(self.params, views, strict=True))
+        self._is_plain = all(view.is_contiguous() for view in views)
+        self._places = list(map(_address, views))
+
+    def _stay_in_place(self) -> None:
+        """Make new views if someone has moved one: ``param.grad.data = ...``, ``module.to()``."""
+        if list(map(_address, self.views)) != self._places:
+            self._make_views()
 
     def fill(self) -> bytes | None:
         """Bring the gradients in, all of them having arrived; return which had none after all."""
+        self._stay_in_place()
         params, views = self.params, self.views
         grads = [param.grad for param in params]
         if any(map(is_, grads, _NONES)):  # autograd was given an undefined gradient
@@ -73,6 +85,7 @@ class Bucket:
 
     def to_lend(self) -> list[torch.Tensor] | None:
         """Return the gradients if none is in the bucket yet and all lie as they would in it."""
+        self._stay_in_place()
         grads: list[Any] = [param.grad for param in self.params]
         if not self._is_plain or any(map(is_, grads, _NONES)) or any(map(is_, grads, self.views)):
             return None
@@ -89,6 +102,7 @@ class Bucket:
         An old gradient of such a parameter takes part like the others': where another rank has a
         new one, that came on top of the same old one.
         """
+        self._stay_in_place()
         views, grads = [], []
         for position, (param, view) in enumerate(self._pairs):
             grad = param.grad
@@ -135,7 +149,13 @@ def _bring_in(views: list[torch.Tensor], grads: list[Any]) -> None:
             "derivatives would not be synchronised. Take the first derivatives with "
             "torch.autograd.grad(..., create_graph=True), then call backward()."
         )
-    torch._foreach_copy_(views, grads)
+    try:
+        torch._foreach_copy_(views, grads)
+    except RuntimeError:
+        if not any(grad.is_sparse for grad in grads):
+            raise
+        # Made by a function: no module says beforehand that this gradient is sparse.
+        torch._foreach_copy_(views, [g.to_dense() if g.is_sparse else g for g in grads])
 
 
 def slice_like(flat: torch.Tensor, offset: int, param: torch.Tensor) -> torch.Tensor:

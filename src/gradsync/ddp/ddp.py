@@ -124,19 +124,28 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.mixed_precision = mixed_precision
         self._start(group, options, ignored)
 
-    def _start(self, group: ProcessGroup, options: DDPOptions, ignored: frozenset[str]) -> None:
-        replica = self._replica = Replica(self.module, group, options, ignored)
+    def _start(
+        self,
+        group: ProcessGroup,
+        options: DDPOptions,
+        ignored: frozenset[str],
+        is_copy: bool = False,
+    ) -> None:
+        replica = self._replica = Replica(self.module, group, options, ignored, is_copy)
         self._active = ActiveInCompiler(options.cap_bytes)
         self._caster = None
         if self.mixed_precision is not None:
             precision = as_mixed_precision(self.mixed_precision)
             self._caster = caster = Caster(self.module, precision, replica.ignored)
-            hook = caster.comm_hook()
-            if hook is not None:
-                replica.use_engine_of(group, hook)
+            self._average_in_precision()
             keep_low = caster.on_finish(replica.reducer.params)
             if keep_low is not None:
                 replica.reducer.on_finish.append(keep_low)
+
+    def _average_in_precision(self) -> None:
+        hook = None if self._caster is None else self._caster.comm_hook()
+        if hook is not None:
+            self._replica.use_engine_of(self.process_group, hook)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; its backward will synchronise, unless in ``no_sync()``."""
@@ -207,6 +216,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     def _update_process_group(self, new_process_group: ProcessGroup) -> None:
         """Go on with the ranks of another group."""
         self._replica.change_group(new_process_group)
+        self._average_in_precision()
 
     # -- uneven inputs ----------------------------------------------------------------------------
 
@@ -323,7 +333,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _check_reducer_finalized(self) -> None:
         """Raise if the last backward was cut short."""
-        self.reducer.prepare()
+        self.reducer.check()
 
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(
@@ -349,7 +359,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     def __setstate__(self, state: dict[str, Any]) -> None:
         options, ignored = state.pop("_saved")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._start(resolve(None), options, ignored)
+        self._start(resolve(None), options, ignored, is_copy=True)
 
 
 skip_in_compiler(DistributedDataParallel.forward)

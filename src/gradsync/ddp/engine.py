@@ -105,7 +105,8 @@ class BoardEngine:
     """Ranks reduce their slice of every bucket that all of them have filled, in shared memory."""
 
     def __init__(self, group: ProcessGroup, buckets: Sequence[Bucket], timeout_s: float) -> None:
-        flats = [bucket.flat for bucket in buckets]
+        # Where there are only parameters without elements, the bucket's tail stands for them.
+        flats = [bucket.flat if bucket.nbytes else bucket.whole for bucket in buckets]
         self._board = group.bucket_board(flats, [len(bucket.params) for bucket in buckets])
         self._timeout_s = timeout_s
         # Lent gradients, by bucket, until this rank has reduced its slice of them.

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from gradsync.ddp.agreement import plan_of_rank_0
 from gradsync.ddp.arrivals import Arrivals
 from gradsync.ddp.bucket import Bucket
 from gradsync.ddp.engine import (
@@ -27,6 +28,7 @@ from gradsync.ddp.engine import (
     make_engine,
 )
 from gradsync.ddp.planner import BucketPlan, TensorSpec, plan_arrival, plan_initial
+from gradsync.ddp.running import Running
 from gradsync.ddp.sparse import mean_sparse
 from gradsync.ddp.timing import Timing
 from gradsync.ddp.weights import PassWeight
@@ -84,14 +86,16 @@ class Reducer:
         self.buckets: list[Bucket] = []
         self._sparse = list(sparse)
         self._sparse_numbers: list[int] = []
-        self._trainable: list[bool] = []
+        self._trainable: list[bool] | None = None
+        self._dtypes: list[torch.dtype] = []
         self._make_engine: EngineMaker = make_engine
         self._engine: Engine | None = None
         self._launched = 0
         self._partial: list[Bucket] = []
         self._broken: str | None = None
         self._reported = False
-        self._plan_by_registration()
+        self._planned_after = 0
+        self._running = Running(self.whole_params)
 
     # -- plans ------------------------------------------------------------------------------------
 
@@ -114,25 +118,31 @@ class Reducer:
         )
         return BOARD_LIMITS if boards else CALL_LIMITS
 
+    def _active(self) -> list[int]:
+        return [n for n, trains in enumerate(self._trainable or ()) if trains]
+
     def _plan_by_registration(self) -> None:
         """Plan for the parameters that train now, and learn their order again."""
         self._trainable = [param.requires_grad for param in self.params]
-        active = [n for n, trains in enumerate(self._trainable) if trains]
+        dtypes = [param.dtype for param in self.params]
+        if dtypes != self._dtypes:
+            self._dtypes, self._engine = dtypes, None  # not in the buckets there are
+        active = self._active()
         specs = self._specs()
         plan = plan_initial([specs[n] for n in active], self._limits())
         self.has_rebuilt = False
-        self.arrivals.learning = True
+        self.arrivals.learn()
+        self._planned_after = self.passes
         self._adopt(tuple(tuple(active[n] for n in bucket) for bucket in plan))
 
     def _plan_by_arrival(self) -> None:
-        specs = self._specs()
-        active = [n for n, trains in enumerate(self._trainable) if trains]
+        specs, active = self._specs(), self._active()
         place = {n: k for k, n in enumerate(active)}
         arrived = [place[n] for n in self.arrivals.order]
         plan = plan_arrival([specs[n] for n in active], self._limits(), arrived)
-        # Ranks may have seen different orders: rank 0's counts.
-        wanted = [x for bucket in plan for x in (len(bucket), *(active[n] for n in bucket))]
-        agreed = _unflatten(_numbers_of_rank_0(self.group, wanted))
+        agreed = plan_of_rank_0(
+            self.group, tuple(tuple(active[n] for n in bucket) for bucket in plan)
+        )
         if sorted(n for bucket in agreed for n in bucket) != active:
             raise UsageError(
                 "the ranks do not train the same parameters: requires_grad differs between rank 0 "
@@ -166,23 +176,31 @@ class Reducer:
         self._plan_by_registration()
 
     def prepare(self) -> None:
-        """Before a forward that is to be synchronised: plan anew when that is due."""
-        if self.is_open:
-            if torch._C._current_graph_task_id() != -1:
-                return  # a forward inside of this very backward: a checkpoint
-            self._forget_pass()
-        if self._broken is not None:
-            raise DistError(f"{self._broken}; the ranks' gradients no longer agree. Start again.")
-        if self._trainable != [param.requires_grad for param in self.params]:
+        """Before the first forward and those that are to be synchronised: plan if that is due."""
+        if self.is_open and self._running:
+            return  # a forward inside of this very backward: a checkpoint
+        self.check()
+        params = self.params
+        if self._trainable != [param.requires_grad for param in params] or (
+            self._dtypes != [param.dtype for param in params]
+        ):
             self._plan_by_registration()
-        elif self.arrivals.learning and self.passes:
+        elif self.arrivals.learning and self.passes > self._planned_after:
             self._plan_by_arrival()
+
+    def check(self) -> None:
+        """Raise if a backward was cut short after it had sent gradients."""
+        if self.is_open and not self._running:
+            self._forget_pass()
+        if self._broken is not None and not self.is_open:
+            raise DistError(f"{self._broken}; the ranks' gradients no longer agree. Start again.")
 
     def _forget_pass(self) -> None:
         """Forget a pass whose backward raised; what was sent by then cannot be undone."""
         if self._launched and self._broken is None:
             self._broken = _CUT_SHORT
         self.is_open = False
+        self._running.end()
         self._partial.clear()
         self.arrivals.end()
 
@@ -195,7 +213,7 @@ class Reducer:
 
     def try_open(self) -> bool:
         """Return whether a pass is open, opening one if the last forward asked for it."""
-        if not self.is_open and self.armed:
+        if not self.is_open and self.armed and not self._running.has_rival():
             self.open()
         return self.is_open
 
@@ -205,15 +223,16 @@ class Reducer:
         Called when backward reaches an output of the module: before any parameter, and in the
         outer one of nested backwards.
         """
-        if self.is_open:
+        if self.is_open and self._running:
             return
+        self.check()
         self.weight.begin()
         self.timing.note_backward()
         self.is_open = True
         self._launched = 0
-        self.arrivals.begin()
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(self._finish)
+        # What another reducer averages in this backward is averaged again after that: the same.
+        self.arrivals.begin(hold=self._running.has_rival())
+        self._running.begin(self._finish)
 
     def bucket_full(self) -> None:
         """Launch every bucket that is full and whose turn it is."""
@@ -224,6 +243,10 @@ class Reducer:
     def accumulated(self, number: int) -> None:
         """Note a gradient that the other ranks have not seen: the next pass takes it along."""
         self.weight.accumulated(number)
+
+    def note_gradients(self) -> None:
+        """Note the gradients that there are: the other ranks have not seen them."""
+        self.arrivals.dirty[:] = bytes(param.grad is not None for param in self.params)
 
     def came_again(self, number: int, index: int) -> None:
         """Refuse a gradient that changed after it was sent; before that, it is no matter."""
@@ -280,6 +303,7 @@ class Reducer:
         self.timing.note_done()
         self._broken = None
         self.is_open = False
+        self._running.end()
         self.passes += 1
         arrivals.dirty[:] = bytes(len(self.params))
         arrivals.end()
@@ -349,7 +373,9 @@ class Reducer:
 
     def set_weight(self, weight: float) -> None:
         """Give the next backward a weight."""
-        self.weight.set(weight, unweighted_before=1 in self.arrivals.dirty)
+        dirty = zip(self.params, self.arrivals.dirty, strict=True)
+        left = any(is_dirty and param.grad is not None for param, is_dirty in dirty)
+        self.weight.set(weight, unweighted_before=left)
 
     def close(self) -> None:
         """Take the hooks away and give the memory back."""
@@ -358,21 +384,3 @@ class Reducer:
 
     def __del__(self) -> None:
         self.arrivals.remove()
-
-
-def _numbers_of_rank_0(group: ProcessGroup, numbers: list[int]) -> list[int]:
-    length = torch.tensor([len(numbers)])
-    group.broadcast(length, 0)
-    own = group.rank() == 0
-    values = torch.tensor(numbers) if own else torch.empty(int(length), dtype=torch.int64)
-    group.broadcast(values, 0)
-    return [int(n) for n in values]
-
-
-def _unflatten(numbers: list[int]) -> BucketPlan:
-    buckets, at = [], 0
-    while at < len(numbers):
-        count = numbers[at]
-        buckets.append(tuple(numbers[at + 1 : at + 1 + count]))
-        at += 1 + count
-    return tuple(buckets)

@@ -42,6 +42,7 @@ class Replica:
         group: ProcessGroup,
         options: DDPOptions,
         ignored: Iterable[str] = (),
+        is_copy: bool = False,
     ) -> None:
         self.module = module
         self.group = group
@@ -56,10 +57,27 @@ class Replica:
         _check_parameters(named)
         if group.size() > 1:
             _check_batch_norm(module)
-        if options.init_sync:
-            verify_same(named, group)
-            self.broadcast_state(buffers=options.init_sync_buffers)
+        # A copy meets its twins when it trains: it may be there on one rank only, to be kept.
+        self._is_apart = is_copy
+        if not is_copy:
+            self._meet()
         self.reducer = self._make_reducer(named)
+        if not is_copy:
+            self.reducer.prepare()
+
+    def _meet(self) -> None:
+        """Make sure that all ranks hold the same model, with rank 0's values."""
+        self._is_apart = False
+        if self.options.init_sync:
+            verify_same(named_parameters(self.module, self.ignored), self.group)
+            self.broadcast_state(buffers=self.options.init_sync_buffers)
+
+    def prepare(self) -> None:
+        """Get ready for a pass, with the others."""
+        if self._is_apart:
+            self._meet()
+            self.reducer.note_gradients()
+        self.reducer.prepare()
 
     def _make_reducer(self, named: list[tuple[str, nn.Parameter]]) -> Reducer:
         sparse = _sparse_parameters(self.module)
@@ -89,11 +107,15 @@ class Replica:
         """Plan anew when that is due, and synchronise buffers with those of a rank."""
         if self._is_new:
             self._take_over_optimizers()
-        if self.sync_gradients and torch.is_grad_enabled():
-            self.reducer.prepare()
-            self.reducer.timing.note_forward()
+        syncs = self.sync_gradients and torch.is_grad_enabled()
+        if syncs:
+            self.reducer.check()
+        # Buffers first: on a rank that accumulates, this is the forward before the one that plans.
         if self.buffers_are_due():
             self.buffer_sync.run(BufferHookLocation.PRE_FORWARD, buffers_of)
+        if syncs:
+            self.prepare()
+            self.reducer.timing.note_forward()
 
     def buffers_are_due(self) -> bool:
         """Return whether the next forward synchronises buffers."""
@@ -167,7 +189,10 @@ class Replica:
         self.reducer.close()
         self.group = self.buffer_sync.group = group
         self.comm_hook_name = None
+        on_finish = self.reducer.on_finish
         self.reducer = self._make_reducer(named_parameters(self.module, self.ignored))
+        self.reducer.on_finish = on_finish
+        self.reducer.prepare()
 
     def __deepcopy__(self, memo: object) -> None:
         """A copy of a replicated module is a module of its own."""

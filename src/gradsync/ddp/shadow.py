@@ -39,11 +39,10 @@ class ReplicaJoinHook(JoinHook):
         """Take part in one iteration of the others."""
         replica = self._replica
         syncs, buffers, root = _agree(replica, 0, 0, -1)
-        if syncs:
-            replica.reducer.prepare()
         if buffers:
             replica.buffer_sync.run(BufferHookLocation.PRE_FORWARD, root)
         if syncs:
+            replica.prepare()
             replica.reducer.shadow_pass()
 
     def post_hook(self, is_last_joiner: bool) -> None:

@@ -1,0 +1,226 @@
+"""Less usual ways of training: parts in several wrappers, copies, uneven micro-batches, retries."""
+
+import copy
+
+import pytest
+import torch
+from models import ROWS, Plain, batch, make
+from torch import nn
+
+import gradsync as dist
+from gradsync.ddp.comm_hooks import allreduce_hook
+from gradsync.testing import assert_same_on_all_ranks
+
+
+def chain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(3, 2))
+
+
+def assert_means(module: nn.Module, alone: nn.Module) -> None:
+    """Assert that gradients are the mean over ranks of those of a twin that trains alone."""
+    for p, q in zip(module.parameters(), alone.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        if q.grad is not None:
+            mean = q.grad.clone()
+            dist.all_reduce(mean, dist.ReduceOp.AVG)
+            torch.testing.assert_close(p.grad, mean)
+
+
+@pytest.mark.ranks(2)
+def test_parts_may_be_in_several_wrappers(rank):
+    whole = chain()
+    alone = copy.deepcopy(whole)
+    old = dist.DistributedDataParallel(whole)  # a wrapper that was kept
+    wrapped, part = (dist.DistributedDataParallel(m) for m in (whole, whole[:2]))
+    old(batch(rank, ROWS)).sum().backward()
+    for step in range(4):
+        x = batch(10 * step + rank, ROWS)
+        for runs in (
+            [(part, alone[:2])],
+            [(wrapped, alone)],
+            [(part, alone[:2]), (wrapped, alone)],  # two in one backward
+            [(wrapped, alone), (part, alone[:2])],
+        ):
+            whole.zero_grad()
+            alone.zero_grad()
+            sum(ours(x).square().sum() for ours, _ in runs).backward()
+            sum(theirs(x).square().sum() for _, theirs in runs).backward()
+            assert_means(whole, alone)
+    dist.replicate(whole[2])  # inside of a module that is synchronised as a whole
+    for step in range(3):
+        whole.zero_grad()
+        alone.zero_grad()
+        x = batch(step + 7 * rank, ROWS)
+        wrapped(x).square().sum().backward()
+        alone(x).square().sum().backward()
+        assert_means(whole, alone)
+
+
+@pytest.mark.ranks(2)
+def test_a_copy_on_one_rank_only_can_be_kept(rank):
+    ddp = dist.DistributedDataParallel(make("plain"))
+    if rank == 0:
+        kept = copy.deepcopy(ddp)
+        torch.testing.assert_close(kept.state_dict(), ddp.state_dict())
+        with torch.no_grad():
+            torch.testing.assert_close(kept(batch(0, ROWS)), ddp(batch(0, ROWS)))
+    ddp(batch(rank, ROWS)).square().mean().backward()
+    assert_same_on_all_ranks(ddp.module.net[0].weight.grad)
+
+
+@pytest.mark.ranks(2)
+def test_a_copy_meets_its_twins_when_it_trains(rank):
+    ddp = copy.deepcopy(dist.DistributedDataParallel(make("plain")))
+    with torch.no_grad():
+        ddp.module.net[0].weight += rank
+    alone = make("plain")
+    for step in range(3):
+        ddp.zero_grad()
+        alone.zero_grad()
+        for model in (ddp, alone):
+            model(batch(step + 5 * rank, ROWS)).square().mean().backward()
+        assert_means(ddp.module, alone)
+
+
+@pytest.mark.ranks(3)
+def test_ranks_with_buffers_may_have_different_numbers_of_micro_batches(rank):
+    ddp = dist.DistributedDataParallel(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+    for step in range(5):
+        ddp.zero_grad()
+        for x in ddp.accumulate([batch(step + k, ROWS) for k in range(1 + (step + rank) % 3)]):
+            ddp.weight(len(x))
+            ddp(x).square().sum().backward()
+        assert_same_on_all_ranks(ddp.module[0].weight.grad)
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("half-way")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_forward_from_before_an_error_in_backward(rank, before, sent):
+    whole = chain()
+    whole.forward = lambda x, fail=False: whole[2](
+        whole[1](_Fails.apply(whole[0](x)) if fail else whole[0](x))
+    )
+    cap = 1e-6 if sent else None  # a bucket for each parameter, or one for all
+    ddp = dist.DistributedDataParallel(whole, bucket_cap_mb=cap)
+    for step in range(before):
+        ddp(batch(step, ROWS)).sum().backward()
+    good, bad = ddp(batch(rank, ROWS)), ddp(batch(rank, ROWS), fail=True)
+    with pytest.raises(ValueError, match="half-way"):
+        bad.sum().backward()
+    ddp.zero_grad()
+    if sent and before:  # the first backward sends nothing before its end
+        with pytest.raises(dist.DistError, match="cut short"):
+            good.square().sum().backward()
+        with pytest.raises(dist.DistError, match="cut short"):
+            ddp._check_reducer_finalized()
+        return
+    good.square().sum().backward()
+    assert_same_on_all_ranks(whole[0].weight.grad)
+    ddp(batch(rank, ROWS)).sum().backward()
+    assert_same_on_all_ranks(whole[0].weight.grad)
+
+
+@pytest.mark.ranks(2)
+def test_freezing_before_two_forwards_of_one_backward(rank):
+    ddp = dist.DistributedDataParallel(chain())
+    frozen = ddp.module[0]
+    for step in range(6):
+        ddp.zero_grad()
+        frozen.requires_grad_(step % 3 != 2)
+        first, second = ddp(batch(step + rank, ROWS)), ddp(batch(step + 9 * rank, ROWS))
+        (first + second).square().sum().backward()
+        assert (frozen.weight.grad is None) == (step % 3 == 2)
+        for param in ddp.parameters():
+            if param.grad is not None:
+                assert_same_on_all_ranks(param.grad)
+
+
+class _Odd(nn.Module):
+    """Parameters without elements, also as the only ones of their type; a gradient made sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.ones(8, 6))
+        self.none = nn.Parameter(torch.zeros(0))
+        self.none_wide = nn.Parameter(torch.zeros(3, 0, dtype=torch.float64))
+        self.plain = Plain()
+
+    def forward(self, x):
+        rows = nn.functional.embedding((x.abs() * 3).long().clamp(max=7), self.rows, sparse=True)
+        return self.plain(x + rows.mean(1)) + self.none.sum() + self.none_wide.sum().float()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hook", [None, allreduce_hook])
+def test_parameters_without_elements_and_unexpectedly_sparse_gradients(rank, hook):
+    torch.manual_seed(0)
+    alone = _Odd()
+    ddp = dist.DistributedDataParallel(copy.deepcopy(alone))
+    if hook is not None:
+        ddp.register_comm_hook(None, hook)
+    for step in range(3):
+        ddp.zero_grad()
+        alone.zero_grad()
+        for model in (ddp, alone):
+            model(batch(step + 5 * rank, ROWS)).square().mean().backward()
+        alone.rows.grad = alone.rows.grad.to_dense()
+        assert_means(ddp.module, alone)
+
+
+@pytest.mark.ranks(2)
+def test_weights_after_gradients_that_were_dropped(rank):
+    ddp = dist.DistributedDataParallel(chain())
+    with ddp.no_sync():
+        ddp(batch(rank, ROWS)).sum().backward()
+    ddp.zero_grad()
+    ddp.weight(2.0)  # nothing without a weight is left
+    ddp(batch(rank, ROWS)).sum().backward()
+    assert_same_on_all_ranks(ddp.module[0].weight.grad)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_are_moved_out_of_their_bucket(rank, set_to_none):
+    ddp = dist.DistributedDataParallel(chain())
+    alone = chain()
+    for step in range(6):
+        for model in (ddp, alone):
+            model.zero_grad(set_to_none=set_to_none)
+            model(batch(step + 9 * rank, ROWS)).square().sum().backward()
+        assert_means(ddp.module, alone)
+        if step % 2:
+            for param in ddp.parameters():
+                param.grad.data = param.grad.data * 2
+
+
+@pytest.mark.ranks(2)
+def test_a_module_that_changes_its_type_or_layout(rank):
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1))
+    ddp = dist.DistributedDataParallel(copy.deepcopy(alone))
+    for change in (
+        {},
+        {"memory_format": torch.channels_last},
+        {"dtype": torch.float64},
+        {"dtype": torch.float32, "memory_format": torch.contiguous_format},
+    ):
+        for model in (ddp, alone):
+            model.to(**change)
+        x = torch.randn(2, 3, 5, 5, dtype=alone[0].weight.dtype)
+        for _ in range(3):
+            for model in (ddp, alone):
+                model.zero_grad()
+                model(x + rank).square().sum().backward()
+            assert_means(ddp.module, alone)
