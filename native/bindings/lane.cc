@@ -292,7 +292,9 @@ class Lane {
       const Unlocked unlocked;
       status = call(Deadline::after(timeout_s_));
     }
-    if (status.code == Code::interrupted) raise_if_failed(status);
+    // A signal handler raised. Without its exception it was an earlier call that was interrupted,
+    // and the long way tells of that as of any failure.
+    if (status.code == Code::interrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
     return status.ok();
   }
 

@@ -94,6 +94,21 @@ def test_dropped_handles_and_temporaries_are_carried_out_all_the_same() -> None:
     assert all(torch.equal(tensor, torch.full((5000,), float(size))) for tensor in kept)
 
 
+@RANKS
+def test_results_come_home_into_tensors_with_gaps_without_their_handles() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    reduced, received = torch.ones(3, 2).t(), torch.zeros(4, 2)[:, 0]
+    dist.all_reduce(reduced, async_op=True)
+    dist.irecv(received, (rank + 1) % size)
+    dist.send(torch.ones(4), (rank - 1) % size)
+    dist.barrier()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and not ((reduced == size).all() and received.all()):
+        time.sleep(0.001)
+    assert torch.equal(reduced, torch.full((2, 3), float(size)))
+    assert torch.equal(received, torch.ones(4))
+
+
 @pytest.mark.ranks(2, 3)
 def test_many_threads_on_groups_of_their_own() -> None:
     groups = [dist.new_group() for _ in range(4)]

@@ -243,6 +243,9 @@ def test_ctrl_c_ends_a_wait(rank, group):
     assert time.monotonic() - start < 0.4
     timer.join()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for _ in range(2):
+        with pytest.raises(dist.DistBackendError, match="a signal .* interrupted a call"):
+            group.barrier()
 
 
 def test_shortage_of_memory_is_an_error_of_the_first_call():

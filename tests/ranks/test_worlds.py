@@ -243,6 +243,17 @@ def test_monitored_barrier_names_who_is_missing(rank, wait_all):
     assert "stands at" in str(caught.value.__cause__)
 
 
+@pytest.mark.ranks(2, backend=["shm", "threads"])
+def test_monitored_barrier_does_not_blame_ranks_for_what_broke_the_group_before(rank):
+    if rank == 1:
+        time.sleep(0.6)
+        return
+    with pytest.raises(dist.CollectiveTimeout):
+        dist.group.WORLD.all_reduce(torch.ones(1), timeout=0.3)
+    with pytest.raises(dist.CollectiveTimeout, match="broken since an earlier call failed: all_re"):
+        dist.monitored_barrier()
+
+
 def test_monitored_barrier_takes_what_torch_takes():
     def body(me):
         with pytest.raises(TypeError, match="takes a timedelta"):

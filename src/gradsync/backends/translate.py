@@ -149,7 +149,9 @@ def call_error(
     elif code == "aborted":
         kind = AbortedError
         message = f"{here}: {names(ranks)} aborted the group: {detail}"
-    elif code not in ("system", "connection", "no_space", "interrupted"):
+    elif code == "interrupted":
+        message = f"{here}: a signal (Ctrl-C, say) interrupted a call, which ended the group"
+    elif code not in ("system", "connection", "no_space"):
         return InternalError(f"{here}: the native core failed in an unknown way ({code}): {detail}")
     return kind(
         message,

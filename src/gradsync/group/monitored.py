@@ -41,10 +41,12 @@ def monitored_barrier(
         )
     elif timeout is not None and not isinstance(timeout, timedelta):
         raise TypeError(f"monitored_barrier takes a timedelta as timeout, got {timeout!r}")
+    before = where._get_sequence_number_for_group()
     try:
         where.barrier(timeout)
     except CollectiveTimeout as error:
-        if not error.ranks:
+        # Of an earlier call that broke the group, all that can be told is what it was.
+        if not error.ranks or 0 < error.seq <= before:
             raise
         limit_s = error.timeout_s if timeout is None else seconds(timeout)
         raise _told(where, error, limit_s, wait_all_ranks) from error

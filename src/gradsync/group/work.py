@@ -45,6 +45,8 @@ class GroupWork(Work):
         self._outputs = outputs
         self._copies = [(tensor, buffer) for tensor, buffer in copies if buffer.owner is not tensor]
         self._lock = threading.Lock()
+        if self._copies:
+            work.on_done(self._deliver_if_well)  # also when nobody keeps this handle
 
     def wait(self, timeout: Timeout | None = None) -> bool:
         """Wait until the call is done and return True; raise its error if it failed."""
@@ -98,6 +100,10 @@ class GroupWork(Work):
 
         self._work.on_done(resolve)
         return future
+
+    def _deliver_if_well(self) -> None:
+        if self._work.exception() is None:
+            self._deliver()
 
     def _deliver(self) -> None:
         if not self._copies:
