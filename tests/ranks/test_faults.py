@@ -110,7 +110,7 @@ def test_call_that_comes_after_the_others_gave_up_has_its_own_number(rank, group
             dist.barrier()
         assert caught.value.seq == 2
         return
-    with pytest.raises(dist.CollectiveTimeout, match="^barrier #2"):
+    with pytest.raises(dist.CollectiveTimeout, match=r"^barrier #2"):
         group.barrier(timeout=0.1)
 
 
