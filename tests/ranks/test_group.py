@@ -244,7 +244,7 @@ def test_ctrl_c_ends_a_wait(rank, group):
     timer.join()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for _ in range(2):
-        with pytest.raises(dist.DistBackendError, match="a signal .* interrupted a call"):
+        with pytest.raises(dist.DistBackendError, match=r"a signal .* interrupted a call"):
             group.barrier()
 
 
