@@ -85,6 +85,7 @@ bool TensorReader::read(nb::handle object, PlainTensor& out) const {
     return false;
   }
   if (tensor.device_type != on_cpu || !find_dtype(tensor, out.dtype)) return false;
+  if (tensor.data == nullptr) return false;  // its memory was freed, or never was
   out.count = contiguous_count(tensor);
   if (out.count == 0 || is_negated(object)) return false;
   out.data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;

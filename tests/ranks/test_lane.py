@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import gradsync as dist
 from gradsync.backends.lane import CLOSED_LANE
@@ -166,3 +167,17 @@ def test_a_group_that_is_only_dropped_goes() -> None:
     del group
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.ranks(2)
+def test_tensors_without_memory_are_refused() -> None:
+    group = dist.new_group()
+    freed = torch.ones(2)
+    freed.untyped_storage().resize_(0)
+    for tensor in (freed, TwoTensor(torch.ones(2), torch.ones(2))):
+        for call in (group.all_reduce, group.all_reduce_async):
+            with pytest.raises(dist.UsageError, match="without memory of its own"):
+                call(tensor)
+        with pytest.raises(dist.UsageError, match="without memory of its own"):
+            group.send(tensor, 1 - group.rank())
+    group.barrier()

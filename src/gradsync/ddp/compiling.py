@@ -14,7 +14,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["ActiveInCompiler", "outside_of_compiler", "skip_in_compiler"]
+from gradsync.group.compiling import skip_in_compiler
+
+__all__ = ["ActiveInCompiler", "outside_of_compiler"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,19 +48,6 @@ class ActiveInCompiler:
 
     def __exit__(self, *_: object) -> None:
         self._told._active_ddp_module = self._before.pop()
-
-
-def skip_in_compiler(function: Callable[..., Any]) -> None:
-    """Let the compiler run ``function`` as it is, and compile what it calls."""
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    code = getattr(function, "__code__", None)
-    if hasattr(_frames, "set_code_exec_strategy"):
-        action = _frames._FrameAction
-        _frames.set_code_exec_strategy(
-            code, _frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
-        )
-    elif hasattr(_frames, "skip_code"):  # older versions
-        _frames.skip_code(code)
 
 
 def outside_of_compiler(function: Callable[P, R]) -> Callable[P, R]:

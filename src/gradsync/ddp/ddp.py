@@ -13,7 +13,7 @@ from torch import nn
 from gradsync.ddp.buffers import BufferHook, BufferHookLocation
 from gradsync.ddp.comm_hooks.hook import CommHook
 from gradsync.ddp.comm_hooks.register import builtin_hook
-from gradsync.ddp.compiling import ActiveInCompiler, skip_in_compiler
+from gradsync.ddp.compiling import ActiveInCompiler
 from gradsync.ddp.figures import logging_data
 from gradsync.ddp.in_backward import step_optimizer
 from gradsync.ddp.join import Join, Joinable, JoinHook
@@ -25,6 +25,7 @@ from gradsync.ddp.replica import Replica, named_parameters
 from gradsync.ddp.shadow import ReplicaJoinHook, announce_iteration
 from gradsync.ddp.tensors_in import map_tensors
 from gradsync.errors import UsageError
+from gradsync.group.compiling import skip_in_compiler
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import default_group, resolve
 

@@ -42,7 +42,13 @@ def view(tensor: torch.Tensor, op_name: str) -> Buffer:
     # A conjugated or negated view is contiguous too, but its memory holds something else.
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         owner = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return Buffer(owner.data_ptr(), owner.numel(), number, owner)
+    address, count = owner.data_ptr(), owner.numel()
+    if not address and count:
+        raise UsageError(
+            f"{op_name} got a {type(tensor).__name__} without memory of its own; pass the plain "
+            f"tensor that it stands for (a DTensor's is .to_local())"
+        )
+    return Buffer(address, count, number, owner)
 
 
 def copy_back(tensor: torch.Tensor, buffer: Buffer) -> None:

@@ -10,6 +10,7 @@ from gradsync.backends.lane import Lane
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.errors import UsageError
+from gradsync.group.compiling import keep_compiler_out
 from gradsync.group.work import GroupWork, Prepared, bring_home
 
 __all__ = ["Caller"]
@@ -22,6 +23,10 @@ class Caller:
     _size: int
     group_name: str
     _lane: Lane
+
+    def __init_subclass__(cls) -> None:
+        # Who one is may be asked in the middle of a compiled graph.
+        keep_compiler_out(vars(cls), but=("rank", "size", "name"))
 
     @property
     def backend(self) -> Backend:

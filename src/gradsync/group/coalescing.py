@@ -16,6 +16,7 @@ from gradsync.errors import UsageError
 from gradsync.group.buffers import check_shapes, check_writable
 from gradsync.group.capture import Capture
 from gradsync.group.collectives import Group, member_group
+from gradsync.group.compiling import keep_compiler_out
 from gradsync.group.group import ProcessGroup
 from gradsync.group.packing import check_tensors, joined, packs, spread
 from gradsync.group.reductions import Reduction
@@ -271,3 +272,6 @@ def _reduce_scatter(group: ProcessGroup, outputs: Tensors, inputs: Tensors, op: 
         work = group.reduce_scatter_single_async(flat, rows, op)
         steps.append((work, partial(spread, flat, into)))
     return Together(steps, list(outputs))
+
+
+keep_compiler_out(globals())

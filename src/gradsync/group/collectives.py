@@ -15,6 +15,7 @@ from gradsync.backends.work import Work
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group import world
+from gradsync.group.compiling import keep_compiler_out
 from gradsync.group.group import ProcessGroup
 from gradsync.group.reductions import Reduction
 from gradsync.group.world import default_group, is_non_member, resolve
@@ -358,3 +359,5 @@ def barrier(
 
 all_gather_into_tensor = _all_gather_base = all_gather_single
 reduce_scatter_tensor = _reduce_scatter_base = reduce_scatter_single
+
+keep_compiler_out(globals())

@@ -15,6 +15,7 @@ from gradsync.backends.transfers import LaneFailure
 from gradsync.backends.work import Work
 from gradsync.errors import UsageError
 from gradsync.group.collectives import Group, member_group, root_in_group
+from gradsync.group.compiling import keep_compiler_out
 from gradsync.group.group import ProcessGroup
 from gradsync.group.work import Prepared
 from gradsync.group.world import default_group, resolve
@@ -167,3 +168,6 @@ def _source(where: ProcessGroup, src: int | None, group_src: int | None) -> int 
     if src is None and group_src is None:
         return None
     return root_in_group("recv", where, src, group_src)
+
+
+keep_compiler_out(globals())

@@ -8,6 +8,7 @@ from datetime import timedelta
 from gradsync.base.deadline import seconds
 from gradsync.errors import CollectiveTimeout
 from gradsync.group.collectives import Group, member_group
+from gradsync.group.compiling import keep_compiler_out
 from gradsync.group.group import ProcessGroup
 
 __all__ = ["monitored_barrier"]
@@ -76,3 +77,6 @@ def _told(
         ranks=error.ranks if len(missing) == len(error.ranks) else error.ranks[:1],
         timeout_s=limit_s,
     )
+
+
+keep_compiler_out(globals())

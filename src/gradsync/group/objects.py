@@ -13,6 +13,7 @@ import torch
 
 from gradsync.errors import UsageError
 from gradsync.group.collectives import Group, member_group, root_in_group
+from gradsync.group.compiling import keep_compiler_out
 from gradsync.group.group import ProcessGroup
 
 __all__ = [
@@ -221,3 +222,6 @@ def _broadcast(group: ProcessGroup, value: Any, root: int) -> bytes:
     buffer = _tensor(data) if group.rank() == root else torch.empty(int(length), dtype=torch.uint8)
     group.broadcast(buffer, root)
     return _plain(bytes(buffer.numpy()), f"the object of rank {root}")
+
+
+keep_compiler_out(globals())

@@ -10,6 +10,7 @@ import torch
 
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Deadline, Timeout, seconds
+from gradsync.group.compiling import keep_compiler_out
 
 __all__ = ["Step", "Together"]
 
@@ -90,3 +91,6 @@ class Together(Work):
             for bring_home in self._left:
                 bring_home()
             self._left = []
+
+
+keep_compiler_out(vars(Together))

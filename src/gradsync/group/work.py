@@ -11,6 +11,7 @@ from gradsync.backends.call import Buffer, Call
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.group.buffers import copy_back
+from gradsync.group.compiling import keep_compiler_out
 
 __all__ = ["Copies", "GroupWork", "Prepared", "bring_home"]
 
@@ -112,3 +113,6 @@ class GroupWork(Work):
         with self._lock:
             bring_home(self._copies)
             self._copies = []
+
+
+keep_compiler_out(vars(GroupWork))

@@ -15,6 +15,7 @@ import torch
 from gradsync.base.dtypes import ReduceOp
 from gradsync.group.buffers import check_list
 from gradsync.group.collectives import Group, root_in_group
+from gradsync.group.compiling import keep_compiler_out
 from gradsync.group.reductions import Reduction, find_reduction
 from gradsync.group.world import resolve
 from gradsync.nn import linear
@@ -202,3 +203,6 @@ def _combined_scatter(
     with torch.no_grad():
         output.copy_(result)
     return result
+
+
+keep_compiler_out(globals())
