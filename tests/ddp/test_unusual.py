@@ -224,3 +224,42 @@ def test_a_module_that_changes_its_type_or_layout(rank):
                 model.zero_grad()
                 model(x + rank).square().sum().backward()
             assert_means(ddp.module, alone)
+
+
+@pytest.mark.ranks(2)
+def test_hooks_on_parameters_run_before_gradients_are_sent(rank):
+    def halve(param):
+        param.grad.mul_(0.5)
+
+    ddp = dist.DistributedDataParallel(chain(), bucket_cap_mb=1e-6)
+    alone = chain()
+    for step in range(6):
+        if step == 3:  # long after wrapping
+            for param in [*ddp.parameters(), *alone.parameters()]:
+                param.register_post_accumulate_grad_hook(halve)
+        for model in (ddp, alone):
+            model.zero_grad()
+            model(batch(step + 9 * rank, ROWS)).square().sum().backward()
+        assert_means(ddp.module, alone)
+
+
+@pytest.mark.ranks(2)
+def test_a_layer_that_is_replaced_after_wrapping_is_named(rank):
+    ddp = dist.DistributedDataParallel(chain())
+    for step in range(3):
+        ddp(batch(step, ROWS)).sum().backward()
+    ddp.module[1] = dist.replicate(nn.Linear(6, 3))  # one that is synchronised by itself
+    ddp(batch(0, ROWS)).sum().backward()
+    ddp.module[2] = nn.Linear(3, 2)
+    with pytest.raises(dist.UsageError, match=r"2\.weight, 2\.bias\. Wrap it again"):
+        ddp(batch(0, ROWS)).sum().backward()
+
+
+@pytest.mark.ranks(2)
+def test_different_buffers_are_named_on_every_rank(rank):
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", torch.zeros(2 + rank))
+    with pytest.raises(dist.UsageError, match=r"\(buffer table: float32\[2\]\) on rank 0 and "):
+        dist.DistributedDataParallel(model)
+    model.table.resize_(3)
+    dist.DistributedDataParallel(model)
