@@ -99,6 +99,15 @@ class Arrivals:
         found = bytes(not (fired[n] or dirty[n]) for n in numbers)
         return found if 1 in found else None
 
+    def note_gradients(self) -> None:
+        """Note the gradients that there are: the other ranks have not seen them."""
+        self.dirty[:] = bytes(param.grad is not None for param in self._params)
+
+    def are_left(self) -> bool:
+        """Return whether there are gradients that the other ranks have not seen."""
+        params = zip(self._params, self.dirty, strict=True)
+        return any(is_dirty and param.grad is not None for param, is_dirty in params)
+
     # -- hooks ------------------------------------------------------------------------------------
 
     def install(

@@ -200,8 +200,12 @@ class Reducer:
         """Raise if a backward was cut short after it had sent gradients."""
         if self.is_open and not self._running:
             self._forget_pass()
+            self.weight.end()
         if self._broken is not None and not self.is_open:
-            raise DistError(f"{self._broken}; the ranks' gradients no longer agree. Start again.")
+            raise DistError(
+                f"{self._broken}; the ranks' gradients no longer agree. Wrap the module again, on "
+                "all ranks."
+            )
 
     def _forget_pass(self) -> None:
         """Forget a pass whose backward raised; what was sent by then cannot be undone."""
@@ -251,10 +255,6 @@ class Reducer:
     def accumulated(self, number: int) -> None:
         """Note a gradient that the other ranks have not seen: the next pass takes it along."""
         self.weight.accumulated(number)
-
-    def note_gradients(self) -> None:
-        """Note the gradients that there are: the other ranks have not seen them."""
-        self.arrivals.dirty[:] = bytes(param.grad is not None for param in self.params)
 
     def came_again(self, number: int, index: int) -> None:
         """Refuse a gradient that changed after it was sent; before that, it is no matter."""
@@ -383,9 +383,7 @@ class Reducer:
 
     def set_weight(self, weight: float) -> None:
         """Give the next backward a weight."""
-        dirty = zip(self.params, self.arrivals.dirty, strict=True)
-        left = any(is_dirty and param.grad is not None for param, is_dirty in dirty)
-        self.weight.set(weight, unweighted_before=left)
+        self.weight.set(weight, unweighted_before=self.arrivals.are_left())
 
     def close(self) -> None:
         """Take the hooks away and give the memory back."""
