@@ -104,14 +104,20 @@ class _Fails(torch.autograd.Function):
         raise ValueError("half-way")
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("before", [0, 2])
-@pytest.mark.parametrize("sent", [False, True])
-def test_a_forward_from_before_an_error_in_backward(rank, before, sent):
+def failing_chain() -> nn.Sequential:
+    """Its backward fails in the middle if forward was told so."""
     whole = chain()
     whole.forward = lambda x, fail=False: whole[2](
         whole[1](_Fails.apply(whole[0](x)) if fail else whole[0](x))
     )
+    return whole
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_forward_from_before_an_error_in_backward(rank, before, sent):
+    whole = failing_chain()
     cap = 1e-6 if sent else None  # a bucket for each parameter, or one for all
     ddp = dist.DistributedDataParallel(whole, bucket_cap_mb=cap)
     for step in range(before):
@@ -224,3 +230,79 @@ def test_a_module_that_changes_its_type_or_layout(rank):
                 model.zero_grad()
                 model(x + rank).square().sum().backward()
             assert_means(ddp.module, alone)
+
+
+@pytest.mark.ranks(2)
+def test_hooks_on_parameters_run_before_gradients_are_sent(rank):
+    def halve(param):
+        param.grad.mul_(0.5)
+
+    ddp = dist.DistributedDataParallel(chain(), bucket_cap_mb=1e-6)
+    alone = chain()
+    for step in range(6):
+        if step == 3:  # long after wrapping
+            for param in [*ddp.parameters(), *alone.parameters()]:
+                param.register_post_accumulate_grad_hook(halve)
+        for model in (ddp, alone):
+            model.zero_grad()
+            model(batch(step + 9 * rank, ROWS)).square().sum().backward()
+        assert_means(ddp.module, alone)
+
+
+@pytest.mark.ranks(2)
+def test_a_layer_that_is_replaced_after_wrapping_is_named(rank):
+    ddp = dist.DistributedDataParallel(chain())
+    for step in range(3):
+        ddp(batch(step, ROWS)).sum().backward()
+    ddp.module[1] = dist.replicate(nn.Linear(6, 3))  # one that is synchronised by itself
+    ddp(batch(0, ROWS)).sum().backward()
+    ddp.module[2] = nn.Linear(3, 2)
+    with pytest.raises(dist.UsageError, match=r"2\.weight, 2\.bias\. Wrap it again"):
+        ddp(batch(0, ROWS)).sum().backward()
+
+
+@pytest.mark.ranks(2)
+def test_different_buffers_are_named_on_every_rank(rank):
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", torch.zeros(2 + rank))
+    with pytest.raises(dist.UsageError, match=r"\(buffer table: float32\[2\]\) on rank 0 and "):
+        dist.DistributedDataParallel(model)
+    model.table.resize_(3)
+    dist.DistributedDataParallel(model)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_the_weight_of_a_backward_that_failed_does_not_count(rank, set_to_none):
+    whole, alone = failing_chain(), chain()
+    ddp = dist.DistributedDataParallel(whole)
+    for step in range(3):
+        ddp.weight(2.0)
+        with pytest.raises(ValueError, match="half-way"):
+            ddp(batch(step + rank, ROWS), fail=True).sum().backward()
+        for model in (whole, alone):
+            model.zero_grad(set_to_none=set_to_none)
+        ddp.weight(2.0)
+        for model in (ddp, alone):
+            model(batch(step + rank, ROWS)).square().sum().backward()
+        assert_means(whole, alone)
+
+
+@pytest.mark.ranks(2)
+def test_after_a_backward_that_was_cut_short_the_module_can_be_wrapped_again(rank):
+    whole, alone = chain(), chain()
+    ddp = dist.DistributedDataParallel(whole, bucket_cap_mb=1e-6)
+    for step in range(3):
+        ddp(batch(step, ROWS)).sum().backward()
+    fails = whole[0].weight.register_hook(lambda grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ddp(batch(0, ROWS)).sum().backward()
+    fails.remove()
+    with pytest.raises(dist.DistError, match="Wrap the module again"):
+        ddp(batch(0, ROWS))
+    again = dist.DistributedDataParallel(whole)
+    for step in range(3):
+        for model in (again, alone):
+            model.zero_grad()
+            model(batch(step + rank, ROWS)).square().sum().backward()
+        assert_means(whole, alone)

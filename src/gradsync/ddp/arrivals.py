@@ -51,6 +51,8 @@ class Arrivals:
         self._params = params
         self._none = bytes(count)
         self._handles: list[Any] = []
+        self._hooks: list[Any] = []
+        self._hook_count = 0
         self._sizes: list[int] = []
         self.fired = bytearray(count)
         """1 for each parameter whose gradient has arrived in this pass."""
@@ -97,6 +99,15 @@ class Arrivals:
         found = bytes(not (fired[n] or dirty[n]) for n in numbers)
         return found if 1 in found else None
 
+    def note_gradients(self) -> None:
+        """Note the gradients that there are: the other ranks have not seen them."""
+        self.dirty[:] = bytes(param.grad is not None for param in self._params)
+
+    def are_left(self) -> bool:
+        """Return whether there are gradients that the other ranks have not seen."""
+        params = zip(self._params, self.dirty, strict=True)
+        return any(is_dirty and param.grad is not None for param, is_dirty in params)
+
     # -- hooks ------------------------------------------------------------------------------------
 
     def install(
@@ -113,6 +124,17 @@ class Arrivals:
                 self._hook(number, self._in_bucket(proxy, number, index))
         for number in others:
             self._hook(number, self._alone(proxy, number))
+        params: Sequence[Any] = self._params
+        tables = [param._post_accumulate_grad_hooks for param in params]
+        self._hooks = [table for table in tables if table is not None]
+        self._hook_count = self._count_hooks()
+
+    def _count_hooks(self) -> int:
+        return sum(map(len, self._hooks))
+
+    def are_last(self) -> bool:
+        """Return whether no one has put hooks behind ours: they may change what we have sent."""
+        return self._count_hooks() == self._hook_count
 
     def remove(self) -> None:
         """Take the hooks away."""

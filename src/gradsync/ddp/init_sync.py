@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -16,12 +16,17 @@ __all__ = ["broadcast_tensors", "verify_same"]
 _CHUNK_BYTES = 32 << 20
 
 
-def verify_same(named: Sequence[tuple[str, torch.Tensor]], group: ProcessGroup) -> None:
+def verify_same(
+    named: Sequence[tuple[str, torch.Tensor]],
+    buffers: Mapping[str, torch.Tensor],
+    group: ProcessGroup,
+) -> None:
     """Raise ``UsageError`` on every rank, with the first difference, unless all hold the same.
 
-    Names, shapes, strides and types are compared.
+    Names, shapes and types are compared, and of parameters strides, too.
     """
     own = [_describe(name, tensor) for name, tensor in named]
+    own += [f"buffer {name}: {_kind(tensor)}" for name, tensor in buffers.items()]
     digest = hashlib.sha256("\n".join(own).encode()).digest()[:8]
     digests = torch.empty(group.size(), dtype=torch.int64)
     group.all_gather_single(digests, torch.tensor([int.from_bytes(digest, "big", signed=True)]))
@@ -33,9 +38,12 @@ def verify_same(named: Sequence[tuple[str, torch.Tensor]], group: ProcessGroup) 
 
 
 def _describe(name: str, tensor: torch.Tensor) -> str:
-    kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
     trains = "" if tensor.requires_grad else ", frozen"
-    return f"{name}: {kind}, strides {list(tensor.stride())}{trains}"
+    return f"{name}: {_kind(tensor)}, strides {list(tensor.stride())}{trains}"
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _first_difference(everyone: list[list[str]]) -> str:
@@ -50,11 +58,11 @@ def _first_difference(everyone: list[list[str]]) -> str:
         mine = first[at] if at < len(first) else "nothing"
         theirs = other[at] if at < len(other) else "nothing"
         return (
-            f"the ranks do not hold the same parameters: rank 0 has {len(first)}, rank {rank} has "
-            f"{len(other)}; number {at} is ({mine}) on rank 0 and ({theirs}) on rank {rank}. "
-            "Build the same model on every rank."
+            f"the ranks do not hold the same parameters and buffers: rank 0 has {len(first)}, rank "
+            f"{rank} has {len(other)}; number {at} is ({mine}) on rank 0 and ({theirs}) on rank "
+            f"{rank}. Build the same model on every rank."
         )
-    return "the ranks do not hold the same parameters"
+    return "the ranks do not hold the same parameters and buffers"
 
 
 def broadcast_tensors(tensors: Sequence[torch.Tensor], group: ProcessGroup, root: int = 0) -> None:

@@ -43,13 +43,10 @@ def bucket_limits(
     >>> bucket_limits(0.5), bucket_limits(None, [1, 4])
     ((524288,), (1048576, 4194304))
     """
-    if caps_mb:
-        return tuple(int(cap * (1 << 20)) for cap in caps_mb)
-    if cap_mb is None:
-        return None
-    if cap_mb < 0:
-        raise UsageError(f"bucket_cap_mb is a number of MiB, got {cap_mb}")
-    return (int(cap_mb * (1 << 20)),)
+    caps = list(caps_mb or ([] if cap_mb is None else [cap_mb]))
+    if any(cap < 0 for cap in caps):
+        raise UsageError(f"a bucket has a number of MiB, got {caps_mb or cap_mb}")
+    return tuple(int(cap * (1 << 20)) for cap in caps) or None
 
 
 def buffer_choices(

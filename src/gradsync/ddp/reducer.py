@@ -80,6 +80,8 @@ class Reducer:
         """Parameters without a gradient on any rank in the last pass."""
         self.unused_changed = False
         """Whether that was ever different from the pass before."""
+        self.on_unused: Callable[[], None] = lambda: None
+        """Called when a parameter has no gradient here for the first time."""
         self.on_finish: list[Callable[[], None]] = []
         """Called at the end of each pass, when the gradients are the mean."""
         self.plan: BucketPlan = ()
@@ -93,7 +95,7 @@ class Reducer:
         self._launched = 0
         self._partial: list[Bucket] = []
         self._broken: str | None = None
-        self._reported = False
+        self._ever_unused: set[int] = set()
         self._planned_after = 0
         self._running = Running(self.whole_params)
 
@@ -161,7 +163,11 @@ class Reducer:
             self.plan, self._engine, self.buckets = plan, None, []
             self.buckets = [self._make_bucket(i, numbers) for i, numbers in enumerate(dense)]
             self._engine = self._make_engine(self.group, self.buckets, self.options.timeout_s)
-        self.arrivals.install(self, dense, self._sparse_numbers)
+        self._install_hooks()
+
+    def _install_hooks(self) -> None:
+        buckets = [bucket.numbers for bucket in self.buckets]
+        self.arrivals.install(self, buckets, self._sparse_numbers)
 
     def _make_bucket(self, index: int, numbers: Sequence[int]) -> Bucket:
         params = [self.params[n] for n in numbers]
@@ -187,13 +193,19 @@ class Reducer:
             self._plan_by_registration()
         elif self.arrivals.learning and self.passes > self._planned_after:
             self._plan_by_arrival()
+        elif not self.arrivals.are_last():
+            self._install_hooks()
 
     def check(self) -> None:
         """Raise if a backward was cut short after it had sent gradients."""
         if self.is_open and not self._running:
             self._forget_pass()
+            self.weight.end()
         if self._broken is not None and not self.is_open:
-            raise DistError(f"{self._broken}; the ranks' gradients no longer agree. Start again.")
+            raise DistError(
+                f"{self._broken}; the ranks' gradients no longer agree. Wrap the module again, on "
+                "all ranks."
+            )
 
     def _forget_pass(self) -> None:
         """Forget a pass whose backward raised; what was sent by then cannot be undone."""
@@ -243,10 +255,6 @@ class Reducer:
     def accumulated(self, number: int) -> None:
         """Note a gradient that the other ranks have not seen: the next pass takes it along."""
         self.weight.accumulated(number)
-
-    def note_gradients(self) -> None:
-        """Note the gradients that there are: the other ranks have not seen them."""
-        self.arrivals.dirty[:] = bytes(param.grad is not None for param in self.params)
 
     def came_again(self, number: int, index: int) -> None:
         """Refuse a gradient that changed after it was sent; before that, it is no matter."""
@@ -366,16 +374,16 @@ class Reducer:
                 "strict=True, and in this backward these parameters got no gradient on rank "
                 f"{self.group.rank()}: {names}. On no rank: {nowhere}."
             )
-        if not self._reported:
-            self._reported = True
+        if not self._ever_unused:
             rank = self.group.rank()
             _log.info("no gradient on rank %d for: %s. On no rank: %s", rank, names, nowhere)
+        if not self._ever_unused.issuperset(unused_here):
+            self._ever_unused.update(unused_here)
+            self.on_unused()
 
     def set_weight(self, weight: float) -> None:
         """Give the next backward a weight."""
-        dirty = zip(self.params, self.arrivals.dirty, strict=True)
-        left = any(is_dirty and param.grad is not None for param, is_dirty in dirty)
-        self.weight.set(weight, unweighted_before=left)
+        self.weight.set(weight, unweighted_before=self.arrivals.are_left())
 
     def close(self) -> None:
         """Take the hooks away and give the memory back."""

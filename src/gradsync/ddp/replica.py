@@ -69,14 +69,15 @@ class Replica:
         """Make sure that all ranks hold the same model, with rank 0's values."""
         self._is_apart = False
         if self.options.init_sync:
-            verify_same(named_parameters(self.module, self.ignored), self.group)
+            buffers = self.buffer_sync.named() if self.options.init_sync_buffers else {}
+            verify_same(named_parameters(self.module, self.ignored), buffers, self.group)
             self.broadcast_state(buffers=self.options.init_sync_buffers)
 
     def prepare(self) -> None:
         """Get ready for a pass, with the others."""
         if self._is_apart:
             self._meet()
-            self.reducer.note_gradients()
+            self.reducer.arrivals.note_gradients()
         self.reducer.prepare()
 
     def _make_reducer(self, named: list[tuple[str, nn.Parameter]]) -> Reducer:
@@ -90,6 +91,9 @@ class Replica:
         parts: list[Any] = [(n, LocalShard(p) if is_cut_up(p) else p) for n, p in own]
         reducer = Reducer(parts, self.group, options, is_sparse)
         reducer.on_finish.append(self.buffer_sync.wait)
+        module, ignored = self.module, self.ignored
+        known = {id(param) for _, param in named}
+        reducer.on_unused = lambda: _check_replaced(module, ignored, known)
         return reducer
 
     def broadcast_state(self, buffers: bool = True, root: int = 0) -> None:
@@ -227,6 +231,18 @@ def _check_parameters(named: list[tuple[str, nn.Parameter]]) -> None:
     if not any(param.requires_grad for _, param in named):
         raise UsageError(
             "the module has no parameter that requires a gradient; there is nothing to synchronise"
+        )
+
+
+def _check_replaced(module: nn.Module, ignored: frozenset[str], known: set[int]) -> None:
+    """Raise if parameters that are no longer used were replaced by others."""
+    known = known | _synchronised_inside(module)
+    named = named_parameters(module, ignored)
+    new = [name for name, param in named if param.requires_grad and id(param) not in known]
+    if new:
+        raise UsageError(
+            "the module has parameters that it did not have when it was wrapped, and no one "
+            f"averages their gradients: {', '.join(new)}. Wrap it again after changing it."
         )
 
 

@@ -34,7 +34,7 @@ class PassWeight:
         """Give the next backward a weight."""
         if not (math.isfinite(weight) and weight >= 0):
             raise UsageError(f"a weight is a finite number that is not negative, got {weight}")
-        if self._spent and all(param.grad is None for param in self._params):
+        if all(param.grad is None for param in self._params):
             self.end()  # the gradients were dropped without having been synchronised
         elif unweighted_before and self._next is None:
             raise UsageError(
