@@ -83,6 +83,14 @@ def ddp_with_hooks_that_wait_in_callbacks(rank, size):
     return weights(net)
 
 
+def compiled_ddp(rank, size):
+    net = DistributedDataParallel(nn.Sequential(model(), nn.BatchNorm1d(8)))
+    compiled = torch.compile(net, backend="eager")
+    train(compiled, torch.optim.SGD(net.parameters(), lr=0.1), rank)
+    torch.compiler.reset()
+    return weights(net)
+
+
 class Checkpointed(nn.Module):
     """The backward of the layer in the middle is a pass of its own inside of the others'."""
 
@@ -158,6 +166,7 @@ def zero_redundancy(rank, size):
     [
         ddp,
         ddp_with_hooks_that_wait_in_callbacks,
+        compiled_ddp,
         ddp_of_reentrant_checkpoints,
         embedding_with_sparse_gradients,
         fsdp2,

@@ -17,7 +17,8 @@ from gradsync.torch_backend.arguments import Wanted, flat, listed, nested, only,
 from gradsync.torch_backend.caller import Caller
 from gradsync.torch_backend.monitored import monitored_barrier
 from gradsync.torch_backend.pass_end import is_reducer
-from gradsync.torch_backend.work import Several, TorchWork
+from gradsync.torch_backend.uncompiled import keep_compiler_out
+from gradsync.torch_backend.work import Done, InFlight, Several, TorchWork
 
 __all__ = ["TorchProcessGroup"]
 
@@ -240,3 +241,6 @@ class TorchProcessGroup(Caller):
     def _reduce_scatter_single(self, output: Tensor, tensor: Tensor, wanted: Wanted) -> TorchWork:
         op = reduce_op(wanted.op)
         return self._call("reduce_scatter_single", wanted, [output], flat(output), flat(tensor), op)
+
+
+keep_compiler_out(TorchProcessGroup, Caller, Done, InFlight, Several)
