@@ -1,5 +1,7 @@
 """torch.distributed on gradsync gives what it gives on Gloo, operation by operation."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -95,6 +97,32 @@ def several_at_once(rank, size):
     return [*tensors, *outputs, *parts, *(t for each in lists for t in each)]
 
 
+def futures(rank, size):
+    def total(tensor):
+        return dist.all_reduce(tensor, async_op=True).get_future()
+
+    def raises(done):
+        raise ValueError("not today")
+
+    def polled(future):  # the callbacks run in the group's worker
+        while not future.done():
+            time.sleep(0.001)
+        return future.value()
+
+    x = torch.arange(3.0) + rank
+    waits = polled(total(x * 1).then(lambda done: total(done.value()[0]).wait()[0]))
+    chained = polled(total(x * 1).then(lambda done: total(done.value()[0]).then(first).wait()))
+    with pytest.raises(RuntimeError, match="not today"):
+        total(x * 1).then(raises).then(first).wait()
+    lists = [[torch.empty(3), torch.empty(1)] for _ in range(size)]
+    gathered = dist.all_gather_coalesced(lists, [x, x[:1]], async_op=True).wait()
+    return [waits, chained, *(each for entry in gathered for each in entry)]
+
+
+def first(done):
+    return done.value()[0]
+
+
 def functional_collectives(rank, size):
     x = torch.arange(4.0) + rank
     group = dist.group.WORLD
@@ -169,7 +197,15 @@ def sparse_sums(rank, size):
 @pytest.mark.ranks(2, group=False, may_leave=["environment", "socket"])
 @pytest.mark.parametrize(
     "program",
-    [collectives, several_at_once, functional_collectives, groups, messages, sparse_sums],
+    [
+        collectives,
+        several_at_once,
+        futures,
+        functional_collectives,
+        groups,
+        messages,
+        sparse_sums,
+    ],
 )
 def test_results_equal_those_on_gloo(store, rank, world_size, program):
     assert_same_as_on_gloo(store, rank, world_size, program)

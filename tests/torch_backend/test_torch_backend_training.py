@@ -71,6 +71,26 @@ def ddp(rank, size):
     return [*out, *weights(hooked), *weights(partial)]
 
 
+def ddp_with_hooks_that_wait_in_callbacks(rank, size):
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+
+    net = DistributedDataParallel(model())
+    state = power_sgd.PowerSGDState(
+        None, 1, start_powerSGD_iter=2, min_compression_rate=0.5, warm_start=True
+    )
+    net.register_comm_hook(state, power_sgd.powerSGD_hook)
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), rank, steps=4)
+    return weights(net)
+
+
+def compiled_ddp(rank, size):
+    net = DistributedDataParallel(nn.Sequential(model(), nn.BatchNorm1d(8)))
+    compiled = torch.compile(net, backend="eager")
+    train(compiled, torch.optim.SGD(net.parameters(), lr=0.1), rank)
+    torch.compiler.reset()
+    return weights(net)
+
+
 class Checkpointed(nn.Module):
     """The backward of the layer in the middle is a pass of its own inside of the others'."""
 
@@ -145,6 +165,8 @@ def zero_redundancy(rank, size):
     "program",
     [
         ddp,
+        ddp_with_hooks_that_wait_in_callbacks,
+        compiled_ddp,
         ddp_of_reentrant_checkpoints,
         embedding_with_sparse_gradients,
         fsdp2,

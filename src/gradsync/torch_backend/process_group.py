@@ -17,7 +17,8 @@ from gradsync.torch_backend.arguments import Wanted, flat, listed, nested, only,
 from gradsync.torch_backend.caller import Caller
 from gradsync.torch_backend.monitored import monitored_barrier
 from gradsync.torch_backend.pass_end import is_reducer
-from gradsync.torch_backend.work import TorchWork
+from gradsync.torch_backend.uncompiled import keep_compiler_out
+from gradsync.torch_backend.work import Done, InFlight, Several, TorchWork
 
 __all__ = ["TorchProcessGroup"]
 
@@ -111,13 +112,11 @@ class TorchProcessGroup(Caller):
         wanted = Wanted(*given)
         # One list for each rank, with one entry for each tensor.
         turned = [listed(into) for into in zip(*outputs, strict=True)]
-        return self._several(
-            [each for into in turned for each in into],
-            [
-                self._call("all_gather", wanted, into, into, tensor)
-                for into, tensor in zip(turned, found, strict=True)
-            ],
-        )
+        works = [
+            self._call("all_gather", wanted, into, into, tensor)
+            for into, tensor in zip(turned, found, strict=True)
+        ]
+        return Several(works, outputs)  # its future's value has the caller's form
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *given: Any
@@ -242,3 +241,6 @@ class TorchProcessGroup(Caller):
     def _reduce_scatter_single(self, output: Tensor, tensor: Tensor, wanted: Wanted) -> TorchWork:
         op = reduce_op(wanted.op)
         return self._call("reduce_scatter_single", wanted, [output], flat(output), flat(tensor), op)
+
+
+keep_compiler_out(TorchProcessGroup, Caller, Done, InFlight, Several)

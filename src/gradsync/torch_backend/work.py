@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ from torch._C import _distributed_c10d as c10d
 from gradsync.backends.work import Work
 from gradsync.errors import DistError
 from gradsync.torch_backend.failures import torch_error
+from gradsync.torch_backend.future import Outcome
 
 __all__ = ["Done", "InFlight", "Several", "Tensors", "TorchWork"]
 
@@ -105,7 +107,7 @@ class InFlight(Done):
 
     def get_future(self) -> torch.futures.Future[Tensors]:
         """Return a future of the output tensors, or of the error."""
-        future: torch.futures.Future[Tensors] = torch.futures.Future()
+        future = Outcome(self.wait)
 
         def resolve() -> None:
             error = self.exception()
@@ -113,7 +115,7 @@ class InFlight(Done):
                 self._work.wait()  # brings results home into tensors with gaps
                 future.set_result(self._outputs)
             else:
-                _fail(future, error)
+                future.fail(error)
 
         self._work.on_done(resolve)
         return future
@@ -142,7 +144,7 @@ class Several(Done):
 
     def get_future(self) -> torch.futures.Future[Tensors]:
         """Return a future of the output tensors of all, or of the first error."""
-        future: torch.futures.Future[Tensors] = torch.futures.Future()
+        future = Outcome(self._finish)
         parts = torch.futures.collect_all([work.get_future() for work in self._works])
 
         def resolve(_: object) -> None:
@@ -150,28 +152,12 @@ class Several(Done):
             if error is None:
                 future.set_result(self._outputs)
             else:
-                _fail(future, error)
+                future.fail(error)
 
         parts.add_done_callback(resolve)
         return future
 
-
-class _Refusal:
-    """The value of a future whose call failed, for readers in C++, who do not look for an error.
-
-    They ask Python for the tensors inside, which is done by pickling; that raises the error.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise self._error
-
-
-def _fail(future: Any, error: BaseException) -> None:
-    def raise_it(_: object) -> None:
-        raise error
-
-    future._set_unwrap_func(raise_it)
-    future.set_result(_Refusal(error))
+    def _finish(self) -> None:
+        for work in self._works:
+            with contextlib.suppress(RuntimeError):  # others may still be on their way
+                work.wait()
