@@ -18,6 +18,12 @@ namespace nb = nanobind;
 namespace gradsync {
 namespace {
 
+bool overlap(const std::byte* one, std::size_t count, const std::byte* other,
+             std::size_t other_count, Dtype dtype) {
+  const std::size_t width = size_of(dtype);
+  return one < other + other_count * width && other < one + count * width;
+}
+
 // A list of tensors of one type, one for each rank, kept alive.
 template <typename Byte>
 class Row {
@@ -41,6 +47,15 @@ class Row {
       bytes_ += tensor.bytes();
     }
     return true;
+  }
+  // Whether a tensor shares memory with one of these, which would be read and written in one call;
+  // with the one of rank `own` it may.
+  bool meets(const std::byte* data, std::size_t count, Dtype dtype, int own) const {
+    for (std::size_t i = 0; i < kept_.size(); ++i) {
+      if (static_cast<int>(i) == own && addresses_[i] == data) continue;
+      if (overlap(data, count, addresses_[i], counts_[i], dtype)) return true;
+    }
+    return false;
   }
   std::span<Byte* const> addresses() const { return addresses_.all(); }
   std::span<const std::size_t> counts() const { return counts_.all(); }
@@ -105,7 +120,7 @@ class Lane {
     PlainTensor plain;
     if (!open() || !reader_.read(tensor, plain)) return false;
     Row<std::byte> row(session_->size());
-    if (!row.read(reader_, outputs, plain.dtype, &plain)) return false;
+    if (!row.read(reader_, outputs, plain.dtype, &plain) || meets(row, plain)) return false;
     return carry_out(row.bytes(), [&](Deadline deadline) {
       return session_->all_gather(plain.data, plain.count, plain.dtype, row.addresses(), deadline);
     });
@@ -125,7 +140,7 @@ class Lane {
     int root = 0;
     if (!open() || !reader_.read(tensor, plain) || !read_root(target, root)) return false;
     Row<std::byte> row(session_->rank() == root ? session_->size() : 0);
-    if (!read_at_root(outputs, root, plain, row)) return false;
+    if (!read_at_root(outputs, root, plain, row) || meets(row, plain)) return false;
     return carry_out(plain.bytes() + row.bytes(), [&](Deadline deadline) {
       return session_->gather(plain.data, plain.count, plain.dtype, row.addresses(), root,
                               deadline);
@@ -137,7 +152,7 @@ class Lane {
     int root = 0;
     if (!open() || !reader_.read(tensor, plain) || !read_root(source, root)) return false;
     Row<const std::byte> row(session_->rank() == root ? session_->size() : 0);
-    if (!read_at_root(inputs, root, plain, row)) return false;
+    if (!read_at_root(inputs, root, plain, row) || meets(row, plain)) return false;
     return carry_out(plain.bytes() + row.bytes(), [&](Deadline deadline) {
       return session_->scatter(row.addresses(), plain.data, plain.count, plain.dtype, root,
                                deadline);
@@ -151,6 +166,7 @@ class Lane {
     Row<const std::byte> row(session_->size());
     if (!row.read(reader_, inputs, part.dtype, nullptr)) return false;
     if (!reader_.read(row.tensor(session_->rank()), own) || !own.is_like(part)) return false;
+    if (meets(row, part)) return false;
     return carry_out(row.bytes(), [&](Deadline deadline) {
       return session_->reduce_scatter(row.addresses(), row.counts(), part.data, part.dtype, reduce,
                                       deadline);
@@ -181,6 +197,10 @@ class Lane {
     Row<std::byte> to(session_->size());
     if (!from.read(reader_, inputs, first.dtype, nullptr)) return false;
     if (!to.read(reader_, outputs, first.dtype, nullptr)) return false;
+    for (std::size_t i = 0; i < from.counts().size(); ++i) {
+      const int own = static_cast<int>(i) == session_->rank() ? session_->rank() : -1;
+      if (to.meets(from.addresses()[i], from.counts()[i], first.dtype, own)) return false;
+    }
     return carry_out(from.bytes() + to.bytes(), [&](Deadline deadline) {
       return session_->all_to_all(from.pieces(), to.pieces(), first.dtype, deadline);
     });
@@ -192,6 +212,7 @@ class Lane {
     if (!open() || !reader_.read(output, to) || !reader_.read(tensor, from)) return false;
     const auto ranks = static_cast<std::int64_t>(session_->size());
     if (!to.is_like(from) || from.shape.empty() || from.shape[0] % ranks != 0) return false;
+    if (overlap(to.data, to.count, from.data, from.count, to.dtype)) return false;
     const std::size_t count = from.count / static_cast<std::size_t>(ranks);
     const auto given = parts<const std::byte>(from, count);
     const auto wanted = parts<std::byte>(to, count);
@@ -257,10 +278,18 @@ class Lane {
   bool read_stacked(nb::handle stacked, nb::handle single, PlainTensor& whole,
                     PlainTensor& part) const {
     if (!reader_.read(stacked, whole) || !reader_.read(single, part)) return false;
+    const auto own = whole.data + static_cast<std::size_t>(session_->rank()) * part.bytes();
     return whole.dtype == part.dtype && !part.shape.empty() &&
            whole.shape.size() == part.shape.size() &&
            whole.shape[0] == part.shape[0] * session_->size() &&
-           std::equal(whole.shape.begin() + 1, whole.shape.end(), part.shape.begin() + 1);
+           std::equal(whole.shape.begin() + 1, whole.shape.end(), part.shape.begin() + 1) &&
+           (part.data == own ||
+            !overlap(part.data, part.count, whole.data, whole.count, part.dtype));
+  }
+
+  template <typename Byte>
+  bool meets(const Row<Byte>& row, const PlainTensor& tensor) const {
+    return row.meets(tensor.data, tensor.count, tensor.dtype, session_->rank());
   }
 
   // The root gives a list, the others none.

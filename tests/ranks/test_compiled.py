@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,7 @@ RANKS = pytest.mark.ranks(2, may_leave=["environment"])  # the compiler's
 def _fresh_compiler() -> Iterator[None]:
     yield
     torch._dynamo.reset()
+    gc.collect()  # what it kept of groups
 
 
 def gather_objects() -> None:

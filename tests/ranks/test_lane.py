@@ -13,7 +13,6 @@ from datetime import timedelta
 
 import pytest
 import torch
-from torch.testing._internal.two_tensor import TwoTensor
 
 import gradsync as dist
 from gradsync.backends.lane import CLOSED_LANE
@@ -169,12 +168,25 @@ def test_a_group_that_is_only_dropped_goes() -> None:
     assert gone() is None
 
 
+class StandIn(torch.Tensor):
+    """Stands for another tensor, as a DTensor does."""
+
+    @staticmethod
+    def __new__(cls, other: torch.Tensor) -> StandIn:
+        made: StandIn = torch.Tensor._make_wrapper_subclass(cls, other.shape)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: object) -> None:
+        raise NotImplementedError
+
+
 @pytest.mark.ranks(2)
 def test_tensors_without_memory_are_refused() -> None:
     group = dist.new_group()
     freed = torch.ones(2)
     freed.untyped_storage().resize_(0)
-    for tensor in (freed, TwoTensor(torch.ones(2), torch.ones(2))):
+    for tensor in (freed, StandIn(torch.ones(2))):
         for call in (group.all_reduce, group.all_reduce_async):
             with pytest.raises(dist.UsageError, match="without memory of its own"):
                 call(tensor)

@@ -11,6 +11,7 @@ from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.errors import UsageError
 from gradsync.group.compiling import keep_compiler_out
+from gradsync.group.overlaps import apart
 from gradsync.group.work import GroupWork, Prepared, bring_home
 
 __all__ = ["Caller"]
@@ -41,12 +42,13 @@ class Caller:
         raise NotImplementedError
 
     def _carry_out(self, prepared: Prepared) -> None:
-        self.submit(prepared.call)
+        self.submit(apart(prepared.call, self._rank))
         if prepared.copies:
             bring_home(prepared.copies)
 
     def _start(self, prepared: Prepared) -> Work:
-        work = self.submit(prepared.call._replace(asynchronous=True))
+        call = apart(prepared.call, self._rank)
+        work = self.submit(call._replace(asynchronous=True))
         return GroupWork(work, prepared.outputs, prepared.copies)
 
     def _check_root(self, op_name: str, root: int) -> None:
