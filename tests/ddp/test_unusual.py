@@ -325,3 +325,23 @@ def test_weights_of_parameters_of_several_types(rank, engine):
         alone(x).square().mean().backward()
         for p, q in zip(ddp.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.ranks(2)
+def test_backward_of_what_is_no_output_of_the_wrapper(rank):
+    group = dist.new_group([0, 1])
+    ddp = dist.DistributedDataParallel(chain(), process_group=group)
+    alone = chain()
+    for _ in range(3):
+        ddp(batch(0, ROWS)).sum().backward()
+        for model in (ddp.module, alone):
+            model.zero_grad()
+            model(batch(rank, ROWS)).square().sum().backward()
+        assert_means(ddp.module, alone)
+    dist.destroy_process_group(group)
+    for model in (ddp.module, alone):  # what the wrapper leaves behind is an ordinary module
+        model.zero_grad()
+        model(batch(rank, ROWS)).square().sum().backward()
+    torch.testing.assert_close(
+        [p.grad for p in ddp.parameters()], [p.grad for p in alone.parameters()]
+    )
