@@ -345,3 +345,16 @@ def test_backward_of_what_is_no_output_of_the_wrapper(rank):
     torch.testing.assert_close(
         [p.grad for p in ddp.parameters()], [p.grad for p in alone.parameters()]
     )
+
+
+@pytest.mark.ranks(2)
+def test_a_buffer_that_grew_on_one_rank_is_not_filled_with_something(rank):
+    model = nn.Linear(6, 2)
+    model.register_buffer("seen", torch.ones(2))
+    ddp = dist.DistributedDataParallel(model)
+    ddp(batch(rank, ROWS)).sum().backward()
+    if rank == 1:
+        model.seen = torch.ones(3)
+    with pytest.raises(dist.MismatchError, match="broadcast"):
+        ddp(batch(rank, ROWS))
+    assert model.seen.tolist() == [1.0] * (2 + rank)
