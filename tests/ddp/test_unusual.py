@@ -9,6 +9,7 @@ from torch import nn
 
 import gradsync as dist
 from gradsync.ddp.comm_hooks import allreduce_hook
+from gradsync.ddp.engine import BoardEngine, CallEngine
 from gradsync.testing import assert_same_on_all_ranks
 
 
@@ -306,3 +307,54 @@ def test_after_a_backward_that_was_cut_short_the_module_can_be_wrapped_again(ran
             model.zero_grad()
             model(batch(step + rank, ROWS)).square().sum().backward()
         assert_means(whole, alone)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("engine", [BoardEngine, CallEngine])
+def test_weights_of_parameters_of_several_types(rank, engine):
+    ddp = dist.DistributedDataParallel(make("mixed"))  # one of them is complex
+    if engine is CallEngine:
+        ddp.reducer.change_engine(lambda group, buckets, timeout_s: CallEngine(group))
+    alone = make("mixed")
+    for step in range(3):
+        ddp.zero_grad()
+        alone.zero_grad()
+        ddp.weight(1.0 + rank)
+        x = batch(step, 3)
+        ddp(x[rank : 1 + 2 * rank]).square().mean().backward()  # a row on rank 0, two on rank 1
+        alone(x).square().mean().backward()
+        for p, q in zip(ddp.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.ranks(2)
+def test_backward_of_what_is_no_output_of_the_wrapper(rank):
+    group = dist.new_group([0, 1])
+    ddp = dist.DistributedDataParallel(chain(), process_group=group)
+    alone = chain()
+    for _ in range(3):
+        ddp(batch(0, ROWS)).sum().backward()
+        for model in (ddp.module, alone):
+            model.zero_grad()
+            model(batch(rank, ROWS)).square().sum().backward()
+        assert_means(ddp.module, alone)
+    dist.destroy_process_group(group)
+    for model in (ddp.module, alone):  # what the wrapper leaves behind is an ordinary module
+        model.zero_grad()
+        model(batch(rank, ROWS)).square().sum().backward()
+    torch.testing.assert_close(
+        [p.grad for p in ddp.parameters()], [p.grad for p in alone.parameters()]
+    )
+
+
+@pytest.mark.ranks(2)
+def test_a_buffer_that_grew_on_one_rank_is_not_filled_with_something(rank):
+    model = nn.Linear(6, 2)
+    model.register_buffer("seen", torch.ones(2))
+    ddp = dist.DistributedDataParallel(model)
+    ddp(batch(rank, ROWS)).sum().backward()
+    if rank == 1:
+        model.seen = torch.ones(3)
+    with pytest.raises(dist.MismatchError, match="broadcast"):
+        ddp(batch(rank, ROWS))
+    assert model.seen.tolist() == [1.0] * (2 + rank)

@@ -89,7 +89,7 @@ class CallEngine:
             share = 1.0 / float(total) if float(total) else 0.0
             for bucket in weighted:
                 bucket.flat.mul_(share)
-                bucket.tail.sign_()
+                bucket.tail.sgn_()
 
     def missing_everywhere(self, bucket: Bucket) -> Sequence[int]:
         """Read the bucket's tail, and make it ready for the next time."""

@@ -96,7 +96,9 @@ def _byte_views(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.T
     for tensor in tensors:
         places.append(offset)
         offset += -(-tensor.numel() * tensor.element_size() // 16) * 16  # aligned for every type
-    flat = torch.zeros(offset, dtype=torch.uint8, device=tensors[0].device)
+    # The gaps must not hide that a rank has another number of elements: the length tells.
+    length = offset + sum(t.numel() * t.element_size() for t in tensors) % 16
+    flat = torch.zeros(length, dtype=torch.uint8, device=tensors[0].device)
     parts = [
         flat[at : at + t.numel() * t.element_size()].view(t.dtype).view(t.shape)
         for at, t in zip(places, tensors, strict=True)

@@ -225,7 +225,9 @@ class Reducer:
 
     def try_open(self) -> bool:
         """Return whether a pass is open, opening one if the last forward asked for it."""
-        if not self.is_open and self.armed and not self._running.has_rival():
+        if self.is_open:
+            return True
+        if self.armed and not self.group.is_closed() and not self._running.has_rival():
             self.open()
         return self.is_open
 
