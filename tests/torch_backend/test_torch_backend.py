@@ -259,6 +259,35 @@ def test_other_devices_keep_their_own_backends(store, rank, world_size):
         run_on(devices, store, rank, world_size, two_devices)
 
 
+def tensors_without_data(rank, size):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def calls(device):
+        x = torch.ones(2, 3, device=device)
+        whole = torch.empty(2 * size, 3, device=device)
+        dist.all_reduce(x)
+        assert dist.broadcast(x, 0, async_op=True).wait()
+        dist.all_gather([torch.empty_like(x) for _ in range(size)], x)
+        dist.all_gather_single(whole, x)
+        dist.reduce_scatter_single(x, whole)
+        dist.all_to_all_single(whole, torch.empty_like(whole))
+        return whole.shape
+
+    with FakeTensorMode():
+        assert calls("cpu") == (2 * size, 3)
+    assert calls("meta") == (2 * size, 3)
+    for name in ("all_gather_single_coalesced", "reduce_scatter_single_coalesced"):
+        one = torch.empty(2, device="meta")
+        with pytest.raises(NotImplementedError, match="Meta"):  # torch has no such kernel
+            getattr(dist.group.WORLD, name)([one], [one])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.ranks(2, group=False, may_leave=["environment"])
+def test_what_has_no_data_is_left_to_torch(store, rank, world_size):
+    run_on("gradsync", store, rank, world_size, tensors_without_data)
+
+
 def recorded_calls(rank, size):
     group = dist.new_group([1, 0], sort_ranks=False)
     for _ in range(3):

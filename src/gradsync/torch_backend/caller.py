@@ -29,6 +29,11 @@ _CPU = torch.device("cpu")
 _TorchGroup: Any = c10d.ProcessGroup
 
 
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Return whether a class handles its own operations: a fake tensor, say, has no memory."""
+    return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
+
+
 class Caller(_TorchGroup):  # type: ignore[misc]
     """The part of ``TorchProcessGroup`` that its collectives use."""
 
@@ -56,8 +61,12 @@ class Caller(_TorchGroup):  # type: ignore[misc]
     # -- the way down -----------------------------------------------------------------------------
 
     def _elsewhere(self, tensor: torch.Tensor | None) -> bool:
-        """Return whether another backend serves a tensor."""
-        return self._has_other_devices and tensor is not None and not tensor.is_cpu
+        """Return whether a tensor is torch's to deal with: of another device, or without data."""
+        if tensor is None:
+            return False
+        if tensor.is_cpu:
+            return type(tensor) is not torch.Tensor and _is_wrapper(tensor)
+        return self._has_other_devices or tensor.is_meta
 
     def _call(self, name: str, wanted: Wanted, outputs: Tensors, *arguments: Any) -> TorchWork:
         """Carry out, or start, the group's operation of this name."""

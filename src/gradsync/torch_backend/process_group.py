@@ -124,12 +124,10 @@ class TorchProcessGroup(Caller):
         """Bring several tensors of each rank to every rank, each into one."""
         into, found = listed(outputs), listed(inputs)
         if found and self._elsewhere(found[0]):
-            return super().allgather_into_tensor_coalesced(into, found, *given)
+            return super().all_gather_single_coalesced(into, found, *given)
         wanted = Wanted(*given)
         pairs = zip(into, found, strict=True)
         return self._several(into, [self._all_gather_single(*pair, wanted) for pair in pairs])
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: Lists, inputs: Some, *given: Any, **named: Any) -> TorchWork:
         """Bring the ranks' tensors to one rank."""
@@ -175,12 +173,10 @@ class TorchProcessGroup(Caller):
         """Combine several tensors over the ranks; each gets its part of each."""
         into, found = listed(outputs), listed(inputs)
         if found and self._elsewhere(found[0]):
-            return super().reduce_scatter_tensor_coalesced(into, found, *given)
+            return super().reduce_scatter_single_coalesced(into, found, *given)
         wanted = Wanted(*given)
         pairs = zip(into, found, strict=True)
         return self._several(into, [self._reduce_scatter_single(*pair, wanted) for pair in pairs])
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     # -- exchanging -------------------------------------------------------------------------------
 
@@ -205,12 +201,10 @@ class TorchProcessGroup(Caller):
         output, tensor = listed((output, tensor))
         splits = list(output_splits), list(input_splits)
         if self._elsewhere(tensor):
-            return super().alltoall_base(output, tensor, *splits, *given)
+            return super().all_to_all_single(output, tensor, *splits, *given)
         sizes = splits[0] or None, splits[1] or None
         wanted = Wanted(*given)
         return self._call("all_to_all_single", wanted, [output], output, tensor, *sizes)
-
-    alltoall_base = all_to_all_single
 
     def send(self, tensors: Some, to: int, tag: int = 0) -> TorchWork:
         """Send a tensor to one rank."""
@@ -242,5 +236,15 @@ class TorchProcessGroup(Caller):
         op = reduce_op(wanted.op)
         return self._call("reduce_scatter_single", wanted, [output], flat(output), flat(tensor), op)
 
+
+# Older torch knows these by other names only. Where it knows both, C++ asks for either, so with
+# both overridden torch's own method would come back to ours, for ever.
+for _new, _old in (
+    ("all_to_all_single", "alltoall_base"),
+    ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+    ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+):
+    if not hasattr(torch.distributed.ProcessGroup, _new):
+        setattr(TorchProcessGroup, _old, getattr(TorchProcessGroup, _new))
 
 keep_compiler_out(TorchProcessGroup, Caller, Done, InFlight, Several)
