@@ -1,7 +1,9 @@
 """Groups of some of the world's ranks."""
 
+import gc
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -165,6 +167,7 @@ def test_a_hundred_groups_leave_nothing():
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
+    gc.collect()  # what tests before this one left in their errors' frames
     before = descriptors(), threading.active_count()
     for _ in range(100):
         group = dist.new_group()
@@ -205,6 +208,33 @@ def test_rank_that_leaves_does_not_keep_those_waiting_who_form_a_group(rank):
     tensor += rank
     pair.all_reduce(tensor)
     assert tensor.item() == 1.0
+
+
+@pytest.mark.ranks(3, group=False)
+def test_rank_that_has_left_the_world_is_not_waited_for(rank, world_size, store):
+    dist.init_process_group(store=store, rank=rank, world_size=world_size)
+    if rank == 1:
+        dist.destroy_process_group()
+        store.get("told 0"), store.get("told 2")  # its process lives on
+        return
+    start = time.monotonic()
+    with pytest.raises(dist.PeerLostError, match=r"rank 1 .*left the world before the group"):
+        dist.new_group()
+    assert time.monotonic() - start < 5
+    store.set(f"told {rank}", "yes")
+    dist.destroy_process_group()
+
+
+@pytest.mark.ranks(3)
+def test_rank_that_gave_up_on_a_new_group_is_named_to_those_who_come_later(rank, store):
+    if rank == 0:
+        with pytest.raises(dist.RendezvousError, match="not every member came"):
+            dist.new_group(timeout=0.2)
+        store.set("gave up", "yes")
+        return
+    store.get("gave up")
+    with pytest.raises(dist.PeerLostError, match=r"rank 0 .*failed before the group was formed"):
+        dist.new_group(timeout=5)
 
 
 @pytest.mark.ranks(4, faults=[faults.kill(rank=1, at="barrier#1")])

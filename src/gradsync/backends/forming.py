@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from gradsync import _native
 from gradsync.backends.backend import Bootstrap
-from gradsync.backends.translate import forming_error, stands_at
+from gradsync.backends.translate import forming_error, rank_states, stands_at
 from gradsync.backends.waits import names, present_site
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import HostEvidence, is_dead, islands
@@ -92,7 +92,7 @@ def share_memory(bootstrap: Bootstrap, world: _native.Session | None) -> _native
         return forming.found() if bootstrap.rank == 0 else forming.come()
     except _native.StatusError as error:
         # Without its traceback, whose frames keep the lobby open as long as somebody has the error.
-        raise forming.explained(error.with_traceback(None)) from None
+        raise forming.explained(forming.cause_of(error).with_traceback(None)) from None
 
 
 def _have_all_in_common(evidence: Sequence[HostEvidence]) -> bool:
@@ -232,6 +232,7 @@ class _Forming:
                 why = store.get(failure_key(rank)).decode("utf-8", "replace")
                 self._lost(rank, f"failed before the group was formed: {why}")
         self._find_dead(missing)
+        self._find_gone(missing)
         if missing and self._deadline.expired():
             within = f"within {self._bootstrap.timeout_s:.3g} s"
             if self._world is None:
@@ -257,6 +258,27 @@ class _Forming:
         for rank in ranks:
             if is_dead(evidence[rank], evidence[self._bootstrap.rank]):
                 self._lost(rank, "ended before the group was formed")
+
+    def _find_gone(self, ranks: Iterable[int]) -> None:
+        """Raise when a rank has left the world: its process may live on, but will not come."""
+        if self._world is None:
+            return
+        states = rank_states(self._world)
+        for rank in ranks:
+            if states[self._bootstrap.places[rank]].presence in ("left", "failed"):
+                self._lost(rank, "left the world before the group was formed")
+
+    def cause_of(self, error: _native.StatusError) -> _native.StatusError:
+        """Return what a lost connection came from, if a rank is gone."""
+        if error.args[0] == "connection":
+            others = [r for r in range(len(self._bootstrap.evidence)) if r != self._bootstrap.rank]
+            try:
+                self._look_around(others)
+            except _native.StatusError as cause:
+                return cause if cause.args[0] == "peer_lost" else error
+            except DistError:
+                pass  # the store went, too
+        return error
 
     def _lost(self, rank: int, what: str) -> NoReturn:
         raise _native.StatusError("peer_lost", what, [rank])

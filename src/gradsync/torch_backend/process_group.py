@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from gradsync.group.compiling import keep_compiler_out
 from gradsync.torch_backend.arguments import Wanted, flat, listed, nested, only, reduce_op
 from gradsync.torch_backend.caller import Caller
 from gradsync.torch_backend.monitored import monitored_barrier
 from gradsync.torch_backend.pass_end import is_reducer
-from gradsync.torch_backend.uncompiled import keep_compiler_out
 from gradsync.torch_backend.work import Done, InFlight, Several, TorchWork
 
 __all__ = ["TorchProcessGroup"]
@@ -247,4 +247,5 @@ for _new, _old in (
     if not hasattr(torch.distributed.ProcessGroup, _new):
         setattr(TorchProcessGroup, _old, getattr(TorchProcessGroup, _new))
 
-keep_compiler_out(TorchProcessGroup, Caller, Done, InFlight, Several)
+for _each in (TorchProcessGroup, Caller, Done, InFlight, Several):
+    keep_compiler_out(vars(_each))
