@@ -19,6 +19,8 @@ _frames: Any = torch._C._dynamo.eval_frame
 
 def keep_compiler_out(*classes: type) -> None:
     """Let the methods of ``classes``, and all that they call, run as they are."""
+    if not hasattr(_frames, "set_code_exec_strategy"):
+        return  # older versions
     action = _frames._FrameAction
     as_it_is = _frames._FrameExecStrategy(action.SKIP, action.SKIP)
     for one in classes:
