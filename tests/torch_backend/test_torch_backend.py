@@ -47,6 +47,10 @@ def collectives(rank, size):
     for shape in ((3 * size, 2),):
         whole = torch.empty(shape)
         keep(whole, dist.all_gather_single(whole, x, async_op=True))
+    # An input with gaps, beside what Gloo makes of a dense one.
+    whole = torch.empty(2 * size, 3)
+    across = x.t() if dist.get_backend() == "gradsync" else x.t().contiguous()
+    keep(whole, dist.all_gather_single(whole, across, async_op=True))
     pieces = [torch.empty(3, 2) for _ in range(size)] if rank == 1 else None
     dist.gather(x, pieces, dst=1)
     out.extend(pieces or [])

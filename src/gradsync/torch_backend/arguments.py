@@ -91,13 +91,15 @@ def only(tensors: torch.Tensor | Sequence[torch.Tensor], op_name: str) -> torch.
     return found[0]
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor as a vector where that takes no copy: torch leaves shapes to its callers.
+def flat(output: torch.Tensor, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both as vectors, unless the output has gaps: torch leaves shapes to its callers.
 
-    >>> flat(torch.ones(2, 3)).shape
-    torch.Size([6])
+    >>> [each.shape for each in flat(torch.ones(4, 3), torch.ones(3, 2).t())]
+    [torch.Size([12]), torch.Size([6])]
     """
-    return tensor.view(-1) if tensor.is_contiguous() else tensor
+    if not output.is_contiguous():
+        return output, tensor
+    return output.view(-1), tensor.reshape(-1)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -230,11 +230,11 @@ class TorchProcessGroup(Caller):
     # -- shared parts -----------------------------------------------------------------------------
 
     def _all_gather_single(self, output: Tensor, tensor: Tensor, wanted: Wanted) -> TorchWork:
-        return self._call("all_gather_single", wanted, [output], flat(output), flat(tensor))
+        return self._call("all_gather_single", wanted, [output], *flat(output, tensor))
 
     def _reduce_scatter_single(self, output: Tensor, tensor: Tensor, wanted: Wanted) -> TorchWork:
         op = reduce_op(wanted.op)
-        return self._call("reduce_scatter_single", wanted, [output], flat(output), flat(tensor), op)
+        return self._call("reduce_scatter_single", wanted, [output], *flat(output, tensor), op)
 
 
 # Older torch knows these by other names only. Where it knows both, C++ asks for either, so with
