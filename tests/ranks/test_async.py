@@ -181,3 +181,21 @@ def test_destroying_a_group_ends_calls_that_nobody_answers() -> None:
         assert time.monotonic() - begun < 2
     dist.barrier()
     dist.destroy_process_group(group)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("together", [False, True])
+def test_callback_of_a_future_may_wait_for_a_further_call(group, together):
+    """It runs in the group's only worker, which would wait for itself."""
+
+    def total(x):
+        if together:
+            return dist.all_reduce_coalesced([x], async_op=True)
+        return group.all_reduce_async(x).get_future()
+
+    future = total(torch.ones(2)).then(lambda done: total(done.value()[0]).wait()[0])
+    end = time.monotonic() + 20
+    while not future.done():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    assert future.value().tolist() == [4.0, 4.0]

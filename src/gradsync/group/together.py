@@ -11,6 +11,7 @@ import torch
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Deadline, Timeout, seconds
 from gradsync.group.compiling import keep_compiler_out
+from gradsync.group.future import Outcome
 
 __all__ = ["Step", "Together"]
 
@@ -73,14 +74,14 @@ class Together(Work):
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of the output tensors, or of the first error."""
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future = Outcome(self.wait)
         self.on_done(partial(self._resolve, future))
         return future
 
-    def _resolve(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
+    def _resolve(self, future: Outcome) -> None:
         error = self.exception()
         if error is not None:
-            future.set_exception(error)  # type: ignore[arg-type]
+            future.fail(error)
             return
         self._deliver()
         future.set_result(self._outputs)

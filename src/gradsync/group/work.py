@@ -12,6 +12,7 @@ from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.group.buffers import copy_back
 from gradsync.group.compiling import keep_compiler_out
+from gradsync.group.future import Outcome
 
 __all__ = ["Copies", "GroupWork", "Prepared", "bring_home"]
 
@@ -89,12 +90,12 @@ class GroupWork(Work):
         tensor([10., 10.])
         >>> gradsync.destroy_process_group()
         """
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future = Outcome(self.wait)
 
         def resolve() -> None:
             error = self._work.exception()
             if error is not None:
-                future.set_exception(error)  # type: ignore[arg-type]
+                future.fail(error)
                 return
             self._deliver()
             future.set_result(self._outputs)

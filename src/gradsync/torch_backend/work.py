@@ -12,8 +12,8 @@ from torch._C import _distributed_c10d as c10d
 
 from gradsync.backends.work import Work
 from gradsync.errors import DistError
+from gradsync.group.future import Outcome
 from gradsync.torch_backend.failures import torch_error
-from gradsync.torch_backend.future import Outcome
 
 __all__ = ["Done", "InFlight", "Several", "Tensors", "TorchWork"]
 
