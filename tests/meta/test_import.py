@@ -1,6 +1,7 @@
 """``import gradsync`` is quick, leaves torch alone, and offers exactly what it lists."""
 
 import ast
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -22,12 +23,12 @@ def test_import_leaves_torch_alone():
 
 
 def test_import_takes_under_50_ms():
-    # Of processor time, and at its best, so that a busy machine does not fail it.
+    # Of processor time, by its median, so that a busy machine does not fail it.
     code = (
         "import time; start = time.process_time(); import gradsync; "
         "print(time.process_time() - start)"
     )
-    assert min(float(run(code)) for _ in range(7)) < 0.05
+    assert statistics.median(float(run(code)) for _ in range(7)) < 0.05
 
 
 def test_names_that_need_torch_load_it_on_first_use():

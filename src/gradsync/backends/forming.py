@@ -224,15 +224,9 @@ class _Forming:
             else:
                 return store.multi_get(keys)
 
-    def _look_around(self, missing: Iterable[int]) -> None:
+    def _look_around(self, missing: Sequence[int]) -> None:
         """Raise when there is no point in waiting any longer."""
-        store, missing = self._bootstrap.store, list(missing)
-        for rank in missing:
-            if store.check([failure_key(rank)]):
-                why = store.get(failure_key(rank)).decode("utf-8", "replace")
-                self._lost(rank, f"failed before the group was formed: {why}")
-        self._find_dead(missing)
-        self._find_gone(missing)
+        self._find_lost(missing)
         if missing and self._deadline.expired():
             within = f"within {self._bootstrap.timeout_s:.3g} s"
             if self._world is None:
@@ -252,6 +246,16 @@ class _Forming:
             f"rank {places[self._bootstrap.rank]} for {names([places[r] for r in missing])} in "
             f"forming the group {self._bootstrap.group!r}" + (f" (at {site})" if site else "")
         )
+
+    def _find_lost(self, ranks: Sequence[int]) -> None:
+        """Raise when one of ``ranks`` will not come: it failed, is dead or has left the world."""
+        store = self._bootstrap.store
+        for rank in ranks:
+            if store.check([failure_key(rank)]):
+                why = store.get(failure_key(rank)).decode("utf-8", "replace")
+                self._lost(rank, f"failed before the group was formed: {why}")
+        self._find_dead(ranks)
+        self._find_gone(ranks)
 
     def _find_dead(self, ranks: Iterable[int]) -> None:
         evidence = self._bootstrap.evidence
@@ -273,9 +277,9 @@ class _Forming:
         if error.args[0] == "connection":
             others = [r for r in range(len(self._bootstrap.evidence)) if r != self._bootstrap.rank]
             try:
-                self._look_around(others)
+                self._find_lost(others)
             except _native.StatusError as cause:
-                return cause if cause.args[0] == "peer_lost" else error
+                return cause
             except DistError:
                 pass  # the store went, too
         return error

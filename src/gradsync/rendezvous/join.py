@@ -280,10 +280,10 @@ class _Arrival:
         A rank that dies right after it came is dead to those who look now and was alive to those
         who looked before. These go on, find out and raise: nobody will come to our next round.
         """
-        for rank in [member.rank for member in self._left_behind]:
-            if self._store.check([f"{_slot(self._left_generation, rank)}/left"]):
+        for member in self._left_behind:
+            if self._store.check([f"{_slot(self._left_generation, member.rank)}/left"]):
                 self._fill(generation, self._me.world_size, Tombstone(self._past, failed=False))
-                raise self._left_alone(f"rank {rank} has given up, too")
+                raise self._left_alone(f"rank {member.rank} has given up, too")
 
     def _left_alone(self, sign: str) -> DistError:
         """Return the error for a round that we left and others took for good until they failed."""
