@@ -7,8 +7,8 @@
 
 namespace gradsync {
 
-// Sets the hooks of common/interrupt.h.
-void bind_gil();
+// Sets the hooks of common/interrupt.h as well.
+void bind_gil(nanobind::module_& module);
 void bind_status(nanobind::module_& module);
 void bind_session(nanobind::module_& module);
 void bind_lane(nanobind::module_& module);

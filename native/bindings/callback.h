@@ -14,9 +14,8 @@ namespace gradsync {
 // interpreter is going, it is not freed.
 inline std::shared_ptr<void> keep_alive(nanobind::object object) {
   return {object.release().ptr(), [](void* pointer) {
-            if (is_finalizing()) return;
-            const nanobind::gil_scoped_acquire locked;
-            Py_DECREF(static_cast<PyObject*>(pointer));
+            const Visit python;
+            if (python) Py_DECREF(static_cast<PyObject*>(pointer));
           }};
 }
 
@@ -28,8 +27,8 @@ class Callback {
       : function_(keep_alive(nanobind::object(std::move(function)))) {}
 
   void operator()() const {
-    if (is_finalizing()) return;
-    const nanobind::gil_scoped_acquire locked;
+    const Visit python;
+    if (!python) return;
     try {
       nanobind::borrow<nanobind::callable>(static_cast<PyObject*>(function_.get()))();
     } catch (nanobind::python_error& error) {

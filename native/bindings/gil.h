@@ -21,6 +21,30 @@ inline bool is_finalizing() {
 #endif
 }
 
+// Takes the GIL for a call into Python, from whichever thread; not once the interpreter is going.
+// Threads of the core stay away from the end of the program on: one that is inside when the
+// interpreter is torn down would be unwound through C++ frames, which ends the process at once.
+class Visit {
+ public:
+  Visit() : allowed_(begin()) {
+    if (allowed_) locked_.emplace();
+  }
+  ~Visit() {
+    locked_.reset();
+    if (allowed_) end();
+  }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+  explicit operator bool() const { return allowed_; }
+
+ private:
+  static bool begin();
+  static void end();
+
+  bool allowed_;
+  std::optional<nanobind::gil_scoped_acquire> locked_;
+};
+
 // Lets go of the GIL. A thread that comes back while the interpreter is being torn down stays here
 // until the process ends: Python before 3.14 would unwind it through C++ frames and crash.
 class Unlocked {

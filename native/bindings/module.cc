@@ -5,7 +5,7 @@
 NB_MODULE(_native, module) {
   // A daemon thread that waits in a store when the interpreter ends keeps its objects: no leak.
   nanobind::set_leak_warnings(false);
-  gradsync::bind_gil();
+  gradsync::bind_gil(module);
   gradsync::bind_status(module);
   gradsync::bind_site(module);
   gradsync::bind_session(module);

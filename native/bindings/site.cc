@@ -104,9 +104,8 @@ class CapturedSite : public Site {
   CapturedSite& operator=(const CapturedSite&) = delete;
 
   std::string text() const override {
-    if (is_finalizing()) return "";
-    const nb::gil_scoped_acquire locked;
-    return describe(line_);
+    const Visit python;
+    return python ? describe(line_) : "";
   }
 
  private:
@@ -114,9 +113,8 @@ class CapturedSite : public Site {
 };
 
 std::string site_of_this_thread() {
-  if (is_finalizing()) return "";
-  const nb::gil_scoped_acquire locked;
-  return describe(present_line());
+  const Visit python;
+  return python ? describe(present_line()) : "";
 }
 
 nb::object& late_callback() {
@@ -125,9 +123,8 @@ nb::object& late_callback() {
 }
 
 void tell_late(const LongWait& wait) {
-  if (is_finalizing()) return;
-  const nb::gil_scoped_acquire locked;
-  if (!late_callback().is_valid()) return;
+  const Visit python;
+  if (!python || !late_callback().is_valid()) return;
   try {
     late_callback()(wait.group, wait.rank, wait.ranks, wait.call.sequence, wait.call.what,
                     wait.call.count, wait.missing, wait.seconds, wait.site, wait.message);

@@ -15,6 +15,10 @@ constexpr auto longest_wait_for_core = std::chrono::milliseconds(100);
 // A waiter that cannot help polls this often before it sleeps; about 6 us.
 constexpr int spins = 200;
 
+// The queue whose worker the present thread is. A callback may drop the last reference to it, or
+// close it, in this very thread: then it is nobody's.
+thread_local const Queue* working_for = nullptr;
+
 }  // namespace
 
 void Ticket::on_done(std::function<void()> callback) {
@@ -79,8 +83,10 @@ void Queue::hurry() {
 }
 
 Status Queue::wait(Ticket& ticket, Deadline deadline) {
-  // Carrying out a call takes as long as it takes: nothing for a thread that is in a hurry.
-  const bool may_help = deadline.is_never() && carrying_out != this;
+  // Carrying out a call takes as long as it takes: nothing for a thread that is in a hurry, unless
+  // it is the one that everybody relies on.
+  const bool is_worker = working_for == this && !deadline.expired();
+  const bool may_help = (deadline.is_never() || is_worker) && carrying_out != this;
   while (!ticket.done()) {
     if (may_help && waiting_.load(std::memory_order_acquire) != 0 && turn_.try_take()) {
       if (waiting_.load(std::memory_order_acquire) != 0) {
@@ -120,6 +126,7 @@ void Queue::carry_out_first() {
 
 void Queue::work() {
   is_background = true;
+  working_for = this;
   while (true) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
@@ -133,6 +140,7 @@ void Queue::work() {
     if (!turn_.take(Deadline::never()).ok()) continue;
     if (waiting_.load(std::memory_order_acquire) != 0) {
       carry_out_first();
+      if (working_for != this) return;  // and there may be no `this` any more
     } else {
       turn_.give_back();
     }
@@ -179,7 +187,12 @@ void Queue::close() {
     worker.swap(worker_);
   }
   news_.notify_all();
-  if (worker) worker->join();
+  if (worker && working_for == this) {
+    working_for = nullptr;
+    worker->detach();
+  } else if (worker) {
+    worker->join();
+  }
   for (const Entry& entry : left) {
     entry.ticket->complete(
         Status::error(Code::aborted, "the group was destroyed before this call was carried out"));

@@ -145,3 +145,29 @@ TEST(closing_ends_calls_in_flight) {
     CHECK(waiting->done() && waiting->status().code == Code::aborted);
   });
 }
+
+TEST(callbacks_may_wait_and_close_or_destroy_their_queue) {
+  for (const bool destroys : {false, true}) {
+    auto queue = std::make_unique<Queue>();
+    std::atomic<bool> may_go{false}, is_over{false};
+    const auto ticket = queue->post([&] {
+      while (!may_go.load()) std::this_thread::yield();
+      return Status::success();
+    });
+    // In the worker, because nobody waits for the call.
+    ticket->on_done([&] {
+      const auto next = queue->post([] { return Status::success(); });
+      CHECK_OK(queue->wait(*next, Deadline::after(30)));
+      CHECK(next->done());
+      if (destroys) {
+        queue.reset();
+      } else {
+        queue->drain(Deadline::after(30));
+        queue->close();
+      }
+      is_over.store(true);
+    });
+    may_go.store(true);
+    while (!is_over.load()) std::this_thread::yield();
+  }
+}

@@ -158,7 +158,7 @@ def test_ctrl_c_ends_all_ranks_with_few_words(tmp_path):
 
 
 FORKING = """
-import os, sys, threading
+import os, sys, threading, time
 import gradsync as dist
 dist.init_process_group()
 dist.barrier(async_op=True).wait()
@@ -168,7 +168,14 @@ if child == 0:
     sys.exit(3)  # runs what is registered for the end, as a rank does
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 dist.barrier()
-# destroy_process_group is forgotten, and an asynchronous call is never waited for
+# Worlds that are dropped while a call is in flight: its thread is the last to hold them.
+for number in range(20):
+    meet = f"file://{sys.argv[1]}/{dist.get_rank()}-{number}"
+    world = dist.create_world(init_method=meet, rank=0, world_size=1)
+    world.barrier_async().get_future().add_done_callback(lambda _: time.sleep(0.01))
+    del world
+# destroy_process_group is forgotten, and an asynchronous call is never waited for; the callback
+# of the last world still sleeps
 dist.barrier(async_op=True)
 """
 

@@ -12,9 +12,20 @@ from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout, seconds
 from gradsync.errors import CollectiveTimeout, DistError
 
-__all__ = ["Handle", "PendingWork"]
+__all__ = ["Handle", "PendingWork", "end_callbacks"]
 
 Failure = Callable[[_native.StatusError, Call], DistError]
+
+_MOMENT_S = 5.0
+
+
+def end_callbacks() -> None:
+    """Run no more of them in the core's threads, and give those that run a moment to end.
+
+    At the end of the process. Groups that were dropped while a call was in flight are known to
+    nobody but the thread that carries it out.
+    """
+    _native.keep_threads_out(_MOMENT_S)
 
 
 class Handle(Protocol):

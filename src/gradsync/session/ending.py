@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
+from gradsync.backends.pending import end_callbacks
 from gradsync.backends.waits import short_path
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import default_group, replace_default_group
@@ -75,3 +76,4 @@ def _say_goodbye() -> None:
     for group in _groups():
         group.close()
     replace_default_group(None)
+    end_callbacks()
