@@ -73,6 +73,19 @@ def ddp(rank, size):
     return [*out, *weights(hooked), *weights(partial)]
 
 
+def ddp_with_buckets_worth_moving(rank, size):
+    out = []
+    for as_view in (False, True):
+        net = nn.Sequential(nn.Linear(8, 1024), nn.ReLU(), nn.Linear(1024, 8))
+        net = DistributedDataParallel(net, gradient_as_bucket_view=as_view)
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), rank)
+        out += weights(net)
+        if dist.get_backend() == "gradsync":
+            group = dist.group.WORLD.group
+            assert [group.is_shared(p.grad) for p in net.parameters()] == [as_view] * 4
+    return out
+
+
 def ddp_with_hooks_that_wait_in_callbacks(rank, size):
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
@@ -169,6 +182,7 @@ def zero_redundancy(rank, size):
         ddp,
         compiled_ddp,
         ddp_of_reentrant_checkpoints,
+        ddp_with_buckets_worth_moving,
         embedding_with_sparse_gradients,
         fsdp2,
         tensor_parallelism,

@@ -14,6 +14,7 @@ from torch.profiler import record_function
 from gradsync.errors import DistError
 from gradsync.group.group import ProcessGroup
 from gradsync.torch_backend.arguments import Wanted
+from gradsync.torch_backend.buckets import Buckets
 from gradsync.torch_backend.cpu import CpuBackend
 from gradsync.torch_backend.failures import torch_error
 from gradsync.torch_backend.flight import open_recorder
@@ -50,6 +51,7 @@ class Caller(_TorchGroup):  # type: ignore[misc]
         self._name = self._description = ""
         self._recorder = open_recorder(group)
         self._pass_end = PassEnd()
+        self._buckets = Buckets(group)
         self._has_other_devices = False
         self._register_backend(_CPU, _TorchGroup.BackendType.CUSTOM, None)
 

@@ -38,8 +38,11 @@ class TorchProcessGroup(Caller):
         if self._elsewhere(tensor):
             return super().allreduce([tensor], *given, **named)
         wanted = Wanted(*given, **named)
+        of_reducer = wanted.asynchronous and is_reducer(1)
+        if of_reducer:
+            self._buckets.share(tensor)
         work = self._call("all_reduce", wanted, [tensor], tensor, reduce_op(wanted.op))
-        if wanted.asynchronous and is_reducer(1):
+        if of_reducer:
             self._pass_end.note(work)
         return work
 
