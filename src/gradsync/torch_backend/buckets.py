@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 import torch
 
 from gradsync.errors import DistError
@@ -14,16 +16,17 @@ _LEAST_BYTES = 16 * 1024
 
 
 class Buckets:
-    """Gives buckets memory that every rank has mapped, when they are first reduced.
+    """Gives buckets memory that every rank has mapped, when they are reduced a second time.
 
     torch's DDP makes its buckets itself and asks nobody where. It copies gradients into them in
     every step; in shared memory they are then reduced where they are, in less than half the time.
     A bucket keeps its storage, and the storage gets other memory: views of it, gradients say, go
-    along.
+    along. What is reduced once only, a hook's copy in half precision say, is not worth the move.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
+        self._seen: WeakSet[torch.UntypedStorage] = WeakSet()
         # Older torch cannot.
         self._is_possible = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
@@ -36,6 +39,9 @@ class Buckets:
         storage = bucket.untyped_storage()
         if storage.nbytes() != bucket.nbytes:
             return  # part of something that is not a bucket
+        if storage not in self._seen:
+            self._seen.add(storage)
+            return
         try:
             room = self._group.shared_like(bucket)
         except DistError:
