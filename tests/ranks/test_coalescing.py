@@ -1,6 +1,7 @@
 """Many tensors in few calls: beside Gloo, in few calls indeed, and nothing left after a failure."""
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import gradsync as dist
 from gradsync.stores import to_torch
 from gradsync.testing import faults
 
+SUMS = [dist.ReduceOp.SUM, "sum", torch_dist.ReduceOp.SUM]
 SHAPES = [(3,), (), (2, 2), (0,), (70_000,), (70_000,), (5,)]
 
 
@@ -128,6 +130,10 @@ def test_block_takes_one_kind_and_leaves_nothing_behind(rank, group):
     with dist.coalescing_manager() as manager:
         pass
     manager.wait()
+    numbers = [torch.ones(1), torch.ones(1), torch.ones(1)]
+    in_block(*(partial(dist.all_reduce, *each) for each in zip(numbers, SUMS, strict=True)))
+    assert numbers == [torch.full((1,), 2.0)] * 3
+    assert calls == ["barrier", "all_reduce", "all_reduce"]
     with pytest.raises(dist.UsageError, match="CPU"), dist.coalescing_manager(device="meta"):
         pass
     with pytest.raises(TypeError, match="needs tensors"):
