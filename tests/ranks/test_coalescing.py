@@ -1,5 +1,6 @@
 """Many tensors in few calls: beside Gloo, in few calls indeed, and nothing left after a failure."""
 
+import math
 import time
 from functools import partial
 
@@ -8,6 +9,8 @@ import torch
 import torch.distributed as torch_dist
 
 import gradsync as dist
+from gradsync.backends.work import DoneWork
+from gradsync.group.together import Together
 from gradsync.stores import to_torch
 from gradsync.testing import faults
 
@@ -156,3 +159,20 @@ def test_future_of_calls_that_fail_has_their_error(group):
     assert time.monotonic() - start < 1
     with pytest.raises(dist.PeerLostError), dist.coalescing_manager():
         dist.all_reduce(torch.ones(1))
+
+
+def test_time_to_wait_for_several_calls_is_never_endless_because_it_has_run_out():
+    limits = []
+
+    class Slow(DoneWork):
+        def wait(self, timeout=None):
+            limits.append(timeout)
+            time.sleep(0.01)
+            return True
+
+    together = Together([(Slow([]), None), (Slow([]), None)], [])
+    assert together.wait(0.005)
+    assert together.wait(0)  # no limit
+    assert together.wait()
+    assert 0 < limits[1] < limits[0] <= 0.005  # zero would be no limit
+    assert limits[2:] == [math.inf, math.inf, None, None]
