@@ -1,7 +1,8 @@
-// float16 and bfloat16 as storage: portable conversions, rounding to nearest even.
+// Types of half the usual width as storage: portable conversions, rounding to nearest even.
 #pragma once
 
 #include <bit>
+#include <complex>
 #include <cstdint>
 
 namespace gradsync {
@@ -52,6 +53,16 @@ struct Float16 {
     const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112F;
     return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(scaled));
   }
+};
+
+struct Complex32 {
+  Float16 real;
+  Float16 imaginary;
+
+  static Complex32 from(std::complex<float> value) {
+    return {Float16::from(value.real()), Float16::from(value.imag())};
+  }
+  std::complex<float> to_complex() const { return {real.to_float(), imaginary.to_float()}; }
 };
 
 }  // namespace gradsync

@@ -43,6 +43,12 @@ template <>
 struct Widening<Float8E4M3fnuz> : HalfWidening<Float8E4M3fnuz> {};
 template <>
 struct Widening<Float8E5M2fnuz> : HalfWidening<Float8E5M2fnuz> {};
+template <>
+struct Widening<Complex32> {
+  using Wide = std::complex<float>;
+  static Wide widen(Complex32 value) { return value.to_complex(); }
+  static Complex32 narrow(Wide value) { return Complex32::from(value); }
+};
 
 // Booleans are bytes in memory; any value but zero counts as true, and results are 0 or 1.
 struct Boolean {

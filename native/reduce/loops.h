@@ -237,6 +237,9 @@ inline ReduceKernel plain(Dtype dtype, Reduce operation) {
     case Dtype::f8e5m2: return kernel_for<Float8E5M2, Family::real>(operation);
     case Dtype::f8e4m3fnuz: return kernel_for<Float8E4M3fnuz, Family::real>(operation);
     case Dtype::f8e5m2fnuz: return kernel_for<Float8E5M2fnuz, Family::real>(operation);
+    case Dtype::c32: return kernel_for<Complex32, Family::complex>(operation);
+    case Dtype::f8e8m0fnu:
+    case Dtype::f4e2m1fn_x2: break;
   }
   return nullptr;
 }
@@ -249,6 +252,7 @@ inline WeightedKernel weighted(Dtype dtype) {
     case Dtype::bf16: return weighted_sum<Bfloat16>;
     case Dtype::c128: return weighted_sum<std::complex<double>>;
     case Dtype::c64: return weighted_sum<std::complex<float>>;
+    case Dtype::c32: return weighted_sum<Complex32>;
     default: return nullptr;
   }
 }

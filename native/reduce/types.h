@@ -27,7 +27,10 @@ enum class Dtype : std::uint8_t {
   f8e5m2,
   f8e4m3fnuz,
   f8e5m2fnuz,
-  last = f8e5m2fnuz,
+  c32,
+  f8e8m0fnu,  // this one and the next are only carried: they have no sums
+  f4e2m1fn_x2,
+  last = f4e2m1fn_x2,
 };
 
 enum class Reduce : std::uint8_t {
@@ -51,7 +54,8 @@ constexpr std::size_t size_of(Dtype dtype) {
     case Dtype::c64: return 8;
     case Dtype::f32:
     case Dtype::i32:
-    case Dtype::u32: return 4;
+    case Dtype::u32:
+    case Dtype::c32: return 4;
     case Dtype::f16:
     case Dtype::bf16:
     case Dtype::i16:
@@ -62,7 +66,9 @@ constexpr std::size_t size_of(Dtype dtype) {
     case Dtype::f8e4m3fn:
     case Dtype::f8e5m2:
     case Dtype::f8e4m3fnuz:
-    case Dtype::f8e5m2fnuz: return 1;
+    case Dtype::f8e5m2fnuz:
+    case Dtype::f8e8m0fnu:
+    case Dtype::f4e2m1fn_x2: return 1;
     case Dtype::c128: return 16;
   }
   return 0;
@@ -71,11 +77,28 @@ constexpr std::size_t size_of(Dtype dtype) {
 // The names that Python users know.
 constexpr const char* name_of(Dtype dtype) {
   constexpr const char* names[] = {
-      "float64",     "float32",         "float16",         "bfloat16",
-      "int64",       "int32",           "int16",           "int8",
-      "uint64",      "uint32",          "uint16",          "uint8",
-      "bool",        "complex128",      "complex64",       "float8_e4m3fn",
-      "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+      "float64",
+      "float32",
+      "float16",
+      "bfloat16",
+      "int64",
+      "int32",
+      "int16",
+      "int8",
+      "uint64",
+      "uint32",
+      "uint16",
+      "uint8",
+      "bool",
+      "complex128",
+      "complex64",
+      "float8_e4m3fn",
+      "float8_e5m2",
+      "float8_e4m3fnuz",
+      "float8_e5m2fnuz",
+      "complex32",
+      "float8_e8m0fnu",
+      "float4_e2m1fn_x2",
   };
   static_assert(std::size(names) == static_cast<std::size_t>(Dtype::last) + 1);
   return dtype <= Dtype::last ? names[static_cast<std::size_t>(dtype)] : "unknown";

@@ -168,6 +168,11 @@ TEST(half_types_are_added_in_float) {
   std::vector<std::vector<Bfloat16>> inputs;
   for (const float value : {256.0F, 1.0F, 1.0F}) inputs.push_back({Bfloat16::from(value)});
   CHECK(run<Bfloat16>(Dtype::bf16, Reduce::sum, inputs)[0].to_float() == 258.0F);
+  // In float16 the same goes for 2048.
+  std::vector<std::vector<Complex32>> pairs;
+  for (const float value : {2048.0F, 1.0F, 1.0F}) pairs.push_back({Complex32::from({value, 1.0F})});
+  const std::complex<float> sum = run<Complex32>(Dtype::c32, Reduce::sum, pairs)[0].to_complex();
+  CHECK(sum == std::complex<float>(2050.0F, 3.0F));
 }
 
 TEST(float16_round_trips_every_value) {
@@ -241,5 +246,7 @@ TEST(senseless_pairs_are_refused) {
   CHECK(find_kernel(Dtype::f32, Reduce::band, kernel).code == Code::invalid);
   CHECK(find_kernel(Dtype::i32, Reduce::avg, kernel).code == Code::invalid);
   CHECK(find_kernel(Dtype::c64, Reduce::max, kernel).code == Code::invalid);
+  CHECK(find_kernel(Dtype::c32, Reduce::product, kernel).code == Code::invalid);
   CHECK(find_kernel(Dtype::boolean, Reduce::avg, kernel).code == Code::invalid);
+  CHECK(find_kernel(Dtype::f8e8m0fnu, Reduce::sum, kernel).code == Code::invalid);
 }

@@ -10,6 +10,8 @@ import torch
 
 import gradsync as dist
 from gradsync.errors import AbortedError, CollectiveTimeout, MismatchError, PeerLostError
+from gradsync.group import work as work_module
+from gradsync.group.work import bring_home
 from gradsync.testing import faults
 
 RANKS = pytest.mark.ranks(2, 3, backend=["shm", "threads"])
@@ -107,6 +109,26 @@ def test_results_come_home_into_tensors_with_gaps_without_their_handles() -> Non
         time.sleep(0.001)
     assert torch.equal(reduced, torch.full((2, 3), float(size)))
     assert torch.equal(received, torch.ones(4))
+
+
+@pytest.mark.ranks(2)
+def test_tensors_with_gaps_are_filled_after_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(copies: object) -> None:
+        begun.set()
+        assert go_on.wait(20)
+        bring_home(copies)
+
+    monkeypatch.setattr(work_module, "bring_home", slowly)
+    reduced = torch.ones(3, 2).t()
+    dist.all_reduce(reduced, async_op=True)
+    assert begun.wait(20)
+    later = threading.Timer(0.05, go_on.set)
+    later.start()
+    dist.barrier()
+    assert torch.equal(reduced, torch.full((2, 3), 2.0))
+    later.join()
 
 
 @pytest.mark.ranks(2, 3)

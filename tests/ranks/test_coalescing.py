@@ -1,15 +1,20 @@
 """Many tensors in few calls: beside Gloo, in few calls indeed, and nothing left after a failure."""
 
+import math
 import time
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as torch_dist
 
 import gradsync as dist
+from gradsync.backends.work import DoneWork
+from gradsync.group.together import Together
 from gradsync.stores import to_torch
 from gradsync.testing import faults
 
+SUMS = [dist.ReduceOp.SUM, "sum", torch_dist.ReduceOp.SUM]
 SHAPES = [(3,), (), (2, 2), (0,), (70_000,), (70_000,), (5,)]
 
 
@@ -128,6 +133,10 @@ def test_block_takes_one_kind_and_leaves_nothing_behind(rank, group):
     with dist.coalescing_manager() as manager:
         pass
     manager.wait()
+    numbers = [torch.ones(1), torch.ones(1), torch.ones(1)]
+    in_block(*(partial(dist.all_reduce, *each) for each in zip(numbers, SUMS, strict=True)))
+    assert numbers == [torch.full((1,), 2.0)] * 3
+    assert calls == ["barrier", "all_reduce", "all_reduce"]
     with pytest.raises(dist.UsageError, match="CPU"), dist.coalescing_manager(device="meta"):
         pass
     with pytest.raises(TypeError, match="needs tensors"):
@@ -150,3 +159,20 @@ def test_future_of_calls_that_fail_has_their_error(group):
     assert time.monotonic() - start < 1
     with pytest.raises(dist.PeerLostError), dist.coalescing_manager():
         dist.all_reduce(torch.ones(1))
+
+
+def test_time_to_wait_for_several_calls_is_never_endless_because_it_has_run_out():
+    limits = []
+
+    class Slow(DoneWork):
+        def wait(self, timeout=None):
+            limits.append(timeout)
+            time.sleep(0.01)
+            return True
+
+    together = Together([(Slow([]), None), (Slow([]), None)], [])
+    assert together.wait(0.005)
+    assert together.wait(0)  # no limit
+    assert together.wait()
+    assert 0 < limits[1] < limits[0] <= 0.005  # zero would be no limit
+    assert limits[2:] == [math.inf, math.inf, None, None]

@@ -1,4 +1,4 @@
-"""8-bit floats: the native conversions are torch's, for every value and at every edge."""
+"""Types of few bits: conversions are torch's for every value; what has no sum is carried."""
 
 import pytest
 import torch
@@ -39,3 +39,33 @@ def test_every_value_survives(name):
     before = tensor.clone()
     dist.all_reduce(tensor)
     expect_same(tensor, before)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ["float8_e8m0fnu", "float4_e2m1fn_x2"])
+def test_types_without_sums_are_carried(rank, name):
+    dtype = getattr(torch, name)
+    codes = torch.arange(256, dtype=torch.uint8)
+    tensors = [(codes + rank).view(dtype), (codes + 2 * rank).view(dtype)]
+    with pytest.raises(dist.UsageError, match=f"SUM of {name}"):
+        dist.all_reduce(tensors[0])
+    dist._broadcast_coalesced(dist.group.WORLD, tensors, 10_000, 1)
+    assert torch.equal(tensors[0].view(torch.uint8), codes + 1)
+    assert torch.equal(tensors[1].view(torch.uint8), codes + 2)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
+def test_complex_halves_are_added_and_odd_types_refused_with_a_way_out(rank):
+    parts = torch.tensor([[1.0, 2.0], [256.0, -3.0]]).half() + rank
+    sums, means = [[3, 5], [513, -5]], [[1.5, 2.5], [256.5, -2.5]]
+    for op, expected in ((dist.ReduceOp.SUM, sums), (dist.ReduceOp.AVG, means)):
+        tensor = torch.view_as_complex(parts.clone())
+        dist.all_reduce(tensor, op)
+        assert torch.equal(torch.view_as_real(tensor), torch.tensor(expected).half())
+    with pytest.raises(dist.UsageError, match="PRODUCT of complex32"):
+        dist.all_reduce(tensor, dist.ReduceOp.PRODUCT)
+    with pytest.raises(
+        dist.UsageError, match=r"does not know torch.bits8; .*\.view\(torch.uint8\)"
+    ):
+        dist.broadcast(torch.zeros(2, dtype=torch.uint8).view(torch.bits8), 0)

@@ -98,13 +98,16 @@ def test_roots_are_ranks_of_the_world_unless_said_otherwise(rank):
 @pytest.mark.ranks(3, backend=["shm", "threads"])
 def test_objects_of_any_size_reach_everyone(rank, world_size):
     mine = {"rank": rank, "data": "x" * (100_000 * rank), "tensor": torch.arange(rank), "no": None}
-    found = [None] * world_size
+    found = [None] * world_size + ["beyond"]
     dist.all_gather_object(found, mine)
+    assert found.pop() == "beyond"
     assert [f["rank"] for f in found] == [0, 1, 2]
     assert [len(f["data"]) for f in found] == [0, 100_000, 200_000]
-    gathered = [None] * world_size if rank == 2 else None
+    gathered = [None] * 4 if rank == 2 else None
     dist.gather_object(rank * 10, gathered, dst=2)
-    assert gathered == ([0, 10, 20] if rank == 2 else None)
+    assert gathered == ([0, 10, 20, None] if rank == 2 else None)
+    with pytest.raises(ValueError, match="an entry for each of 3 ranks, got 2"):
+        dist.all_gather_object([None] * 2, mine)
     objects = ["a", {"b": 1}, None] if rank == 1 else [0, 0, 0]
     dist.broadcast_object_list(objects, src=1)
     assert objects == ["a", {"b": 1}, None]

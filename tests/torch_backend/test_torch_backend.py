@@ -1,6 +1,7 @@
 """torch.distributed on gradsync gives what it gives on Gloo, operation by operation."""
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -233,6 +234,9 @@ def identity(rank, size):
     assert x.item() == size
     group.broadcast(x.zero_() + rank, root=1).wait()
     group.barrier().wait()
+    patient = dist.new_group(timeout=timedelta(0))  # no limit
+    dist.all_reduce(x, group=patient)
+    dist.destroy_process_group(patient)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         dist.all_reduce(x)
     assert "gradsync:all_reduce" in {event.key for event in profile.key_averages()}

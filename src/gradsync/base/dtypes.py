@@ -29,6 +29,9 @@ DTYPE_NAMES = (
     "float8_e5m2",
     "float8_e4m3fnuz",
     "float8_e5m2fnuz",
+    "complex32",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
 )
 """torch's names of the types; the place in the tuple is the number."""
 

@@ -23,7 +23,9 @@ __all__ = [
 
 _STRIDED = torch.strided
 _LISTS = (list, tuple)
-_NUMBERS = {getattr(torch, name): number for number, name in enumerate(DTYPE_NAMES)}
+_NUMBERS = {  # older versions of torch lack some
+    getattr(torch, name): number for number, name in enumerate(DTYPE_NAMES) if hasattr(torch, name)
+}
 
 
 def view(tensor: torch.Tensor, op_name: str) -> Buffer:
@@ -37,7 +39,7 @@ def view(tensor: torch.Tensor, op_name: str) -> Buffer:
         )
     number = _NUMBERS.get(tensor.dtype)
     if number is None:
-        raise UsageError(f"{op_name} does not know {tensor.dtype}")
+        raise UsageError(f"{op_name} does not know {tensor.dtype}; {_instead(tensor)}")
     owner = tensor
     # A conjugated or negated view is contiguous too, but its memory holds something else.
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
@@ -49,6 +51,12 @@ def view(tensor: torch.Tensor, op_name: str) -> Buffer:
             f"tensor that it stands for (a DTensor's is .to_local())"
         )
     return Buffer(address, count, number, owner)
+
+
+def _instead(tensor: torch.Tensor) -> str:
+    if tensor.is_quantized:
+        return "pass its .int_repr(), and its scale and zero point apart from that"
+    return "its bytes, .view(torch.uint8), can be sent and gathered"
 
 
 def copy_back(tensor: torch.Tensor, buffer: Buffer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from gradsync.backends.backend import Backend
@@ -24,6 +26,7 @@ class Caller:
     _size: int
     group_name: str
     _lane: Lane
+    _to_fill: set[GroupWork]
 
     def __init_subclass__(cls) -> None:
         # Who one is may be asked in the middle of a compiled graph.
@@ -49,7 +52,16 @@ class Caller:
     def _start(self, prepared: Prepared) -> Work:
         call = apart(prepared.call, self._rank)
         work = self.submit(call._replace(asynchronous=True))
-        return GroupWork(work, prepared.outputs, prepared.copies)
+        handle = GroupWork(work, prepared.outputs, prepared.copies)
+        if handle.is_to_fill():
+            self._to_fill.add(handle)
+            work.on_done(partial(self._to_fill.discard, handle))  # after it has been filled
+        return handle
+
+    def _fill(self) -> None:
+        """See to it that tensors with gaps hold the results of calls that are over."""
+        for handle in tuple(self._to_fill):
+            handle.is_completed()
 
     def _check_root(self, op_name: str, root: int) -> None:
         if not hasattr(root, "__index__"):

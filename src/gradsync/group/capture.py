@@ -6,7 +6,9 @@ import threading
 from typing import Any
 
 from gradsync.backends.work import Work
+from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
+from gradsync.group.reductions import find_reduction
 
 __all__ = ["Capture"]
 
@@ -17,6 +19,7 @@ class Capture:
     def __init__(self) -> None:
         self.name = ""
         self.op: Any = None
+        self._reduction: tuple[ReduceOp, Any] | None = None
         self.calls: list[tuple[Any, ...]] = []
         self._thread = threading.get_ident()
 
@@ -26,12 +29,14 @@ class Capture:
 
     def add(self, name: str, arguments: tuple[Any, ...], op: Any, async_op: bool) -> Work | None:
         """Put a call off."""
-        if self.calls and (name, op) != (self.name, self.op):
+        # By what it means: "sum", torch's SUM and ours are one.
+        reduction = None if op is None else find_reduction(op)
+        if self.calls and (name, reduction) != (self.name, self._reduction):
             raise UsageError(
                 f"one coalescing_manager takes calls of one kind and one reduction: {name} with "
                 f"{op!r} came after {self.name} with {self.op!r}"
             )
-        self.name, self.op = name, op
+        self.name, self.op, self._reduction = name, op, reduction
         self.calls.append(arguments)
         return _PutOff() if async_op else None
 

@@ -345,8 +345,14 @@ def barrier(
     """Wait until every rank of the group has come here; ``device_ids`` is of no use on CPUs."""
     if device_ids is not None and not isinstance(device_ids, list):
         raise TypeError(f"barrier: device_ids is a list of numbers, got {device_ids!r}")
-    lane = world.shortcut._lane
-    if group is None and timeout is None and not async_op and lane.barrier():
+    default = world.shortcut
+    if (
+        group is None
+        and timeout is None
+        and not async_op
+        and not default._to_fill
+        and default._lane.barrier()
+    ):
         return None
     where = member_group("barrier", group)
     if where is None:

@@ -65,6 +65,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, Torch
         self._owner = os.getpid()
         self.hooks = Hooks()
         self._capture: Capture | None = None
+        self._to_fill = set()
         self.set_timeout(timeout_s)
         self.children: list[ProcessGroup] = []
         """Sub-groups, when this is a world."""
@@ -141,10 +142,11 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, Torch
     # -- collectives ------------------------------------------------------------------------------
 
     def barrier(self, timeout: Timeout | None = None) -> None:
-        """Wait until every rank has come here."""
-        if timeout is None and self._lane.barrier():
-            return
-        self.submit(Call(BARRIER, NO_BUFFER, self._limit(timeout)))
+        """Wait until every rank has come here; calls made before are over then."""
+        if timeout is not None or not self._lane.barrier():
+            self.submit(Call(BARRIER, NO_BUFFER, self._limit(timeout)))
+        if self._to_fill:
+            self._fill()
 
     def broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None) -> None:
         """Overwrite ``tensor`` with that of rank ``root`` of this group."""

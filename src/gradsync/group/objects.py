@@ -40,7 +40,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     where = member_group("all_gather_object", group)
     if where is None:
         return
-    _check_length("all_gather_object", object_list, where.size())
+    _check_room("all_gather_object", object_list, where.size())
     for rank, data in enumerate(_gather(where, [obj], None)):
         object_list[rank] = pickle.loads(data)[0]
 
@@ -58,7 +58,7 @@ def gather_object(
         return
     root = root_in_group("gather_object", where, dst, group_dst, otherwise=0)
     if where.rank() == root:
-        _check_length("gather_object", object_gather_list, where.size())
+        _check_room("gather_object", object_gather_list, where.size())
     elif object_gather_list is not None:
         raise UsageError(f"gather_object: only rank {root} of the group gives a list")
     for rank, data in enumerate(_gather(where, [obj], root)):
@@ -167,6 +167,11 @@ def recv_object_list(
 def _check_list(name: str, objects: Any) -> None:
     if not isinstance(objects, list):
         raise TypeError(f"{name} needs a list, got {type(objects).__name__}: {objects!r}")
+
+
+def _check_room(name: str, objects: list[Any] | None, size: int) -> None:
+    # Of a list that is longer the rest stays as it is, as in torch.
+    _check_length(name, objects[:size] if isinstance(objects, list) else objects, size)
 
 
 def _check_length(name: str, objects: list[Any] | None, size: int) -> None:

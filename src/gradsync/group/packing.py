@@ -61,6 +61,9 @@ def joined(tensors: Sequence[torch.Tensor], rows: int = 1) -> torch.Tensor:
             [2, 3, 9]])
     """
     cut = [tensor.detach().reshape(rows, tensor.numel() // rows) for tensor in tensors]
+    dtype = tensors[0].dtype
+    if dtype.is_floating_point and dtype.itemsize == 1:  # torch cannot join all of these
+        return torch.cat([each.view(torch.uint8) for each in cut], dim=1).view(dtype)
     return torch.cat(cut, dim=1)
 
 

@@ -9,11 +9,14 @@ from functools import partial
 import torch
 
 from gradsync.backends.work import Work
-from gradsync.base.deadline import Deadline, Timeout, seconds
+from gradsync.base.deadline import Deadline, Timeout, limit_of
 from gradsync.group.compiling import keep_compiler_out
 from gradsync.group.future import Outcome
 
 __all__ = ["Step", "Together"]
+
+_LEAST_S = 1e-6
+"""To wait with a time of zero would be to wait without a limit."""
 
 Step = tuple[Work, Callable[[], object] | None]
 """A call in flight, and what brings its results home."""
@@ -32,9 +35,9 @@ class Together(Work):
 
     def wait(self, timeout: Timeout | None = None) -> bool:
         """Wait until all calls are done and return True; raise the first error."""
-        deadline = None if timeout is None else Deadline(seconds(timeout))
+        deadline = None if timeout is None else Deadline(limit_of(timeout))
         for work in self._works:
-            work.wait(None if deadline is None else deadline.remaining())
+            work.wait(None if deadline is None else max(deadline.remaining(), _LEAST_S))
         self._deliver()
         return True
 

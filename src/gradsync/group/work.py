@@ -64,6 +64,10 @@ class GroupWork(Work):
             self._deliver()
         return True
 
+    def is_to_fill(self) -> bool:
+        """Return whether there are tensors with gaps that do not hold the result yet."""
+        return bool(self._copies)
+
     def exception(self) -> BaseException | None:
         """Return the error of a failed call, None while it is in flight and when it went well."""
         return self._work.exception()

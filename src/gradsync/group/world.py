@@ -11,6 +11,7 @@ from typing import Protocol
 from gradsync.backends.lane import CLOSED_LANE, Lane
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
+from gradsync.group.work import GroupWork
 
 __all__ = [
     "NON_GROUP_MEMBER",
@@ -30,10 +31,13 @@ class Shortcut(Protocol):
     """What a function that is called without a group needs to know of the default one."""
 
     _lane: Lane
+    _to_fill: set[GroupWork]
 
 
 class _Nothing:
-    _lane = CLOSED_LANE
+    def __init__(self) -> None:
+        self._lane = CLOSED_LANE
+        self._to_fill: set[GroupWork] = set()
 
 
 _default: ProcessGroup | None = None

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from gradsync.backends.forming import Invitation
-from gradsync.base.deadline import Deadline, seconds
+from gradsync.base.deadline import Deadline, limit_of
 from gradsync.errors import DistError
 from gradsync.group.members import Members
 from gradsync.rendezvous.meeting import meet
@@ -49,7 +49,7 @@ def _form(
     name: str,
     world_ranks: tuple[int, ...] = (),
 ) -> TorchProcessGroup:
-    limit_s = seconds(timeout)
+    limit_s = limit_of(timeout)
     deadline = Deadline(limit_s)
     # The store may have served an earlier group of this name: meeting finds the round that is ours.
     invitation = Invitation()

@@ -11,7 +11,7 @@ import torch
 
 from gradsync.backends.backend import Backend
 from gradsync.backends.ops import OPS, TRANSFERS
-from gradsync.base.dtypes import DTYPE_NAMES, ReduceOp
+from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.testing.conformance import (
@@ -20,7 +20,7 @@ from gradsync.testing.conformance import (
     reduce_checks,
     transfer_checks,
 )
-from gradsync.testing.conformance.samples import is_defined, model, same, sample, sizes_for
+from gradsync.testing.conformance.samples import DTYPES, is_defined, model, same, sample, sizes_for
 from gradsync.testing.threads import ThreadRank, run_threads
 
 __all__ = ["check_backend", "check_group"]
@@ -61,7 +61,7 @@ def check_backend(
 
 
 def all_reduce_is_right_for_every_type_and_operation(group: ProcessGroup) -> None:
-    for dtype in DTYPE_NAMES:
+    for dtype in DTYPES:
         for reduce in ReduceOp:
             if not is_defined(dtype, reduce):
                 continue
@@ -98,7 +98,7 @@ def all_reduce_takes_tensors_with_gaps(group: ProcessGroup) -> None:
 
 def broadcast_is_right_from_every_root(group: ProcessGroup) -> None:
     for root in range(group.size()):
-        for dtype in DTYPE_NAMES:
+        for dtype in DTYPES:
             for count in sizes_for(dtype):
                 tensor = sample(group.rank(), count, dtype)
                 group.broadcast(tensor, root)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gradsync.base.dtypes import DTYPE_NAMES
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.testing.conformance.refusing import refuses
-from gradsync.testing.conformance.samples import SIZES, same, sample, sizes_for
+from gradsync.testing.conformance.samples import DTYPES, SIZES, same, sample, sizes_for
 
 __all__ = ["CHECKS"]
 
@@ -22,7 +21,7 @@ def _uneven(sender: int, receiver: int, count: int) -> int:
 
 def all_to_all_is_right_for_every_type_and_size(group: ProcessGroup) -> None:
     own, size = group.rank(), group.size()
-    for dtype in DTYPE_NAMES:
+    for dtype in DTYPES:
         for count in sizes_for(dtype):
             inputs = [sample(own, count, dtype, to) for to in range(size)]
             outputs = [torch.empty_like(inputs[0]) for _ in range(size)]

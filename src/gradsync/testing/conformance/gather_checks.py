@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gradsync.base.dtypes import DTYPE_NAMES
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.testing.conformance.refusing import refuses
-from gradsync.testing.conformance.samples import SIZES, same, sample, sizes_for
+from gradsync.testing.conformance.samples import DTYPES, SIZES, same, sample, sizes_for
 
 __all__ = ["CHECKS"]
 
 
 def all_gather_is_right_for_every_type_and_size(group: ProcessGroup) -> None:
-    for dtype in DTYPE_NAMES:
+    for dtype in DTYPES:
         for count in sizes_for(dtype):
             tensor = sample(group.rank(), count, dtype)
             outputs = [torch.empty_like(tensor) for _ in range(group.size())]
@@ -105,7 +104,7 @@ def all_gather_refuses_what_does_not_fit(group: ProcessGroup) -> None:
 
 def gather_is_right_for_every_root(group: ProcessGroup) -> None:
     for root in range(group.size()):
-        for dtype in DTYPE_NAMES:
+        for dtype in DTYPES:
             for count in sizes_for(dtype):
                 tensor = sample(group.rank(), count, dtype)
                 outputs = None
@@ -137,7 +136,7 @@ def gather_refuses_what_does_not_fit(group: ProcessGroup) -> None:
 
 def scatter_is_right_for_every_root(group: ProcessGroup) -> None:
     for root in range(group.size()):
-        for dtype in DTYPE_NAMES:
+        for dtype in DTYPES:
             for count in sizes_for(dtype):
                 inputs = None
                 if group.rank() == root:

@@ -6,17 +6,25 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from gradsync.base.dtypes import DTYPE_NAMES, ReduceOp
+from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.testing.conformance.refusing import refuses
-from gradsync.testing.conformance.samples import SIZES, is_defined, model, same, sample, sizes_for
+from gradsync.testing.conformance.samples import (
+    DTYPES,
+    SIZES,
+    is_defined,
+    model,
+    same,
+    sample,
+    sizes_for,
+)
 
 __all__ = ["CHECKS"]
 
 
 def _defined() -> Iterator[tuple[str, ReduceOp]]:
-    for dtype in DTYPE_NAMES:
+    for dtype in DTYPES:
         for reduce in ReduceOp:
             if is_defined(dtype, reduce):
                 yield dtype, reduce

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from gradsync.base.dtypes import ReduceOp
+from gradsync.base.dtypes import DTYPE_NAMES, ReduceOp
 
-__all__ = ["SIZES", "is_defined", "model", "same", "sample", "sizes_for"]
+__all__ = ["DTYPES", "SIZES", "is_defined", "model", "same", "sample", "sizes_for"]
 
+# Older versions of torch lack some; of one it warns whenever it is used.
+DTYPES = tuple(name for name in DTYPE_NAMES if hasattr(torch, name) and name != "complex32")
 SIZES = (0, 1, 7, 1000, 100_003)
 
 _ONE_OF_EACH_WIDTH = {"complex128", "float64", "float32", "bfloat16", "int8"}
@@ -17,6 +19,7 @@ _ONE_OF_EACH_WIDTH = {"complex128", "float64", "float32", "bfloat16", "int8"}
 _FLOAT8 = {"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"}
 _FLOATS = {"float64", "float32", "float16", "bfloat16"} | _FLOAT8
 _COMPLEX = {"complex128", "complex64"}
+_ONLY_CARRIED = {"float8_e8m0fnu", "float4_e2m1fn_x2"}
 _BITWISE = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
 
 
@@ -29,16 +32,16 @@ def sizes_for(dtype: str, reduce: ReduceOp = ReduceOp.SUM) -> tuple[int, ...]:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors are equal; torch compares no 8-bit floats by itself."""
-    if str(a.dtype).startswith("torch.float8"):
+    """Return whether two tensors are equal; torch compares no small floats by itself."""
+    if str(a.dtype).startswith(("torch.float8", "torch.float4")):
         return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
     return torch.equal(a, b)
 
 
 def is_defined(dtype: str, reduce: ReduceOp) -> bool:
     """Return whether the reduction has a meaning for elements of this type."""
-    if reduce == ReduceOp.PREMUL_SUM:
-        return False  # not without a factor
+    if reduce == ReduceOp.PREMUL_SUM or dtype in _ONLY_CARRIED:
+        return False  # the former not without a factor
     if reduce in _BITWISE:
         return dtype not in _FLOATS | _COMPLEX
     if reduce == ReduceOp.AVG:
@@ -49,6 +52,8 @@ def is_defined(dtype: str, reduce: ReduceOp) -> bool:
 def sample(rank: int, count: int, dtype: str, piece: int = 0) -> torch.Tensor:
     """Return what ``rank`` has for ``piece``: small whole numbers, exact in any type and order."""
     numbers = (torch.arange(count) * 7 + rank * 3 + piece * 5) % 4
+    if dtype in _ONLY_CARRIED:
+        return numbers.to(torch.uint8).view(getattr(torch, dtype))
     return numbers.to(getattr(torch, dtype))
 
 

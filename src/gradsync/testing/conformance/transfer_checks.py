@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gradsync.base.dtypes import DTYPE_NAMES
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.testing.conformance.refusing import refuses
-from gradsync.testing.conformance.samples import SIZES, same, sample, sizes_for
+from gradsync.testing.conformance.samples import DTYPES, SIZES, same, sample, sizes_for
 
 __all__ = ["CHECKS"]
 
@@ -21,7 +20,7 @@ def _neighbours(group: ProcessGroup) -> tuple[int, int]:
 
 def messages_arrive_for_every_type_and_size(group: ProcessGroup) -> None:
     after, before = _neighbours(group)
-    for dtype in DTYPE_NAMES:
+    for dtype in DTYPES:
         for count in sizes_for(dtype):
             got = torch.empty_like(sample(0, count, dtype))
             work = group.send_async(sample(group.rank(), count, dtype), after, tag=count)
