@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 
 import gradsync as dist
+from gradsync.backends.shm import ShmBackend
 from gradsync.errors import AbortedError, CollectiveTimeout, MismatchError, PeerLostError
 from gradsync.group import work as work_module
 from gradsync.group.work import bring_home
@@ -129,6 +131,32 @@ def test_tensors_with_gaps_are_filled_after_a_barrier(monkeypatch: pytest.Monkey
     dist.barrier()
     assert torch.equal(reduced, torch.full((2, 3), 2.0))
     later.join()
+
+
+class Stand:
+    """A call in flight that runs a function while somebody looks whether it is over."""
+
+    def __init__(self, over: bool, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.over, self.meanwhile = over, meanwhile
+
+    def done(self) -> bool:
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        return self.over
+
+
+def test_threads_that_tidy_up_together_drop_nothing_in_flight() -> None:
+    """The tensors would be freed, and the core goes on working on them."""
+    backend = ShmBackend(None)  # type: ignore[arg-type]
+    kept = [object() for _ in range(4)]
+
+    def start(number: int, stand: Stand) -> None:
+        backend._started(stand, kept[number])  # type: ignore[arg-type]
+
+    start(0, Stand(True, lambda: start(2, Stand(False))))  # another thread comes in between
+    start(1, Stand(False))
+    start(3, Stand(False))
+    assert {id(call) for _, call in backend._in_flight} >= {id(call) for call in kept[1:]}
 
 
 @pytest.mark.ranks(2, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
 from collections import deque
@@ -89,8 +90,12 @@ class ShmBackend:
 
     def _started(self, pending: _native.Pending, call: Call) -> Work:
         in_flight = self._in_flight
-        while in_flight and in_flight[0][0].done():
-            in_flight.popleft()
+        # Taken out, looked at, and put back: other threads do the same, and of two that had looked
+        # at the first call together, the second would drop one in flight.
+        with contextlib.suppress(IndexError):
+            while (first := in_flight.popleft())[0].done():
+                pass
+            in_flight.appendleft(first)
         in_flight.append((pending, call))
         return PendingWork(pending, call, self._failure)
 
