@@ -142,6 +142,11 @@ def make(name: str, seed: int = 1) -> nn.Module:
         return MODELS[name]()
 
 
+def chain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(3, 2))
+
+
 def batch(step: int, rows: int) -> torch.Tensor:
     return torch.randn(rows, 6, generator=torch.Generator().manual_seed(100 + step))
 

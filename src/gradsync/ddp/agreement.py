@@ -1,13 +1,40 @@
-"""All ranks use the same bucket plan: rank 0's, as each may have seen another order."""
+"""All ranks use the same bucket plan: rank 0's, as each may have seen another order.
+
+Where a rank finds the others at another call, ``explaining`` says what that may come from.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from gradsync.ddp.planner import BucketPlan
+from gradsync.errors import MismatchError
 from gradsync.group.group import ProcessGroup
 
-__all__ = ["plan_of_rank_0"]
+__all__ = ["WHILE_AVERAGING", "WHILE_COPYING_BUFFERS", "explaining", "plan_of_rank_0"]
+
+WHILE_AVERAGING = (
+    "This rank was averaging gradients, or planning their buckets. A rank that made another call "
+    "may have frozen or converted parameters that the others have not, or have run a forward or a "
+    "backward that they did not."
+)
+WHILE_COPYING_BUFFERS = (
+    "This rank was copying buffers before a forward. All ranks must run the same forwards, in "
+    "evaluation too; one that is for a rank alone goes to the module, not to the wrapper."
+)
+
+
+@contextmanager
+def explaining(hint: str) -> Iterator[None]:
+    """Add what a user may not guess to an error that tells of different calls on the ranks."""
+    try:
+        yield
+    except MismatchError as error:
+        error.args = (f"{error}\n{hint}",)
+        raise
 
 
 def plan_of_rank_0(group: ProcessGroup, plan: BucketPlan) -> BucketPlan:

@@ -7,7 +7,7 @@ decide alone (its bucket is full, no pass is open, it ran before) it hands to th
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -96,12 +96,14 @@ class Arrivals:
     def missing(self, numbers: Sequence[int]) -> bytes | None:
         """Return a 1 for each parameter without a new gradient, None if there are none."""
         fired, dirty = self.fired, self.dirty
-        found = bytes(not (fired[n] or dirty[n]) for n in numbers)
+        params = self._params
+        found = bytes(not (fired[n] or (dirty[n] and params[n].grad is not None)) for n in numbers)
         return found if 1 in found else None
 
-    def note_gradients(self) -> None:
-        """Note the gradients that there are: the other ranks have not seen them."""
-        self.dirty[:] = bytes(param.grad is not None for param in self._params)
+    def note_gradients(self, numbers: Iterable[int]) -> None:
+        """Note the gradients that there are without our having seen them come."""
+        for number in numbers:
+            self.dirty[number] = self._params[number].grad is not None
 
     def are_left(self) -> bool:
         """Return whether there are gradients that the other ranks have not seen."""
@@ -144,7 +146,8 @@ class Arrivals:
 
     def _hook(self, number: int, hook: Hook) -> None:
         param: Any = self._params[number]
-        self._handles.append(param.register_post_accumulate_grad_hook(hook))
+        if param.requires_grad:  # a frozen one only has an old gradient to send
+            self._handles.append(param.register_post_accumulate_grad_hook(hook))
 
     def _in_bucket(self, listener: Listener, number: int, index: int) -> Hook:
         fired, remaining = self.fired, self.remaining

@@ -18,7 +18,7 @@ _NONES = repeat(None)
 _requires_grad = attrgetter("requires_grad")
 _address = torch.Tensor.data_ptr
 
-__all__ = ["Allocate", "Bucket", "slice_like"]
+__all__ = ["Allocate", "Bucket", "gradient_dtype", "slice_like"]
 
 Allocate: TypeAlias = Callable[[int, torch.dtype], torch.Tensor]
 """Makes flat memory: (number of elements, dtype) -> tensor."""
@@ -42,7 +42,7 @@ class Bucket:
         self.numbers = tuple(numbers)
         self.params = list(params)
         count = sum(param.numel() for param in params)
-        self.whole = allocate(count + len(self.params), params[0].dtype)
+        self.whole = allocate(count + len(self.params), gradient_dtype(params[0]))
         self.flat = self.whole[:count]
         self.tail = self.whole[count:]
         self.tail.fill_(1)
@@ -156,6 +156,12 @@ def _bring_in(views: list[torch.Tensor], grads: list[Any]) -> None:
             raise
         # Made by a function: no module says beforehand that this gradient is sparse.
         torch._foreach_copy_(views, [g.to_dense() if g.is_sparse else g for g in grads])
+
+
+def gradient_dtype(param: Any) -> torch.dtype:
+    """Return the type of a parameter's gradient: the parameter's, unless the user has chosen."""
+    chosen: torch.dtype | None = getattr(param, "grad_dtype", None)  # torch 2.10
+    return chosen or param.dtype
 
 
 def slice_like(flat: torch.Tensor, offset: int, param: torch.Tensor) -> torch.Tensor:

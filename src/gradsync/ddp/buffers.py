@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gradsync.ddp.agreement import WHILE_COPYING_BUFFERS, explaining
 from gradsync.ddp.init_sync import broadcast_tensors
 from gradsync.group.group import ProcessGroup
 
@@ -65,7 +66,7 @@ class BufferSync:
         if not buffers:
             return
         if hook is None:
-            with torch.no_grad():
+            with torch.no_grad(), explaining(WHILE_COPYING_BUFFERS):
                 broadcast_tensors(list(buffers.values()), self.group, root)
             return
         futures = hook.call(hook.state, buffers)

@@ -60,7 +60,7 @@ def _first_difference(everyone: list[list[str]]) -> str:
         return (
             f"the ranks do not hold the same parameters and buffers: rank 0 has {len(first)}, rank "
             f"{rank} has {len(other)}; number {at} is ({mine}) on rank 0 and ({theirs}) on rank "
-            f"{rank}. Build the same model on every rank."
+            f"{rank}. Build the same model on every rank, and freeze the same parts of it."
         )
     return "the ranks do not hold the same parameters and buffers"
 

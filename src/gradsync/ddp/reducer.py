@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gradsync.ddp.agreement import plan_of_rank_0
+from gradsync.ddp.agreement import WHILE_AVERAGING, explaining, plan_of_rank_0
 from gradsync.ddp.arrivals import Arrivals
 from gradsync.ddp.bucket import Bucket
 from gradsync.ddp.engine import (
@@ -31,6 +31,7 @@ from gradsync.ddp.planner import BucketPlan, TensorSpec, plan_arrival, plan_init
 from gradsync.ddp.running import Running
 from gradsync.ddp.sparse import mean_sparse
 from gradsync.ddp.timing import Timing
+from gradsync.ddp.trained import Trained
 from gradsync.ddp.weights import PassWeight
 from gradsync.errors import DistError, UsageError
 from gradsync.group.group import ProcessGroup
@@ -88,8 +89,7 @@ class Reducer:
         self.buckets: list[Bucket] = []
         self._sparse = list(sparse)
         self._sparse_numbers: list[int] = []
-        self._trainable: list[bool] | None = None
-        self._dtypes: list[torch.dtype] = []
+        self._trained = Trained(named)
         self._make_engine: EngineMaker = make_engine
         self._engine: Engine | None = None
         self._launched = 0
@@ -108,8 +108,10 @@ class Reducer:
 
     def _specs(self) -> list[TensorSpec]:
         return [
-            TensorSpec(p.numel() * p.element_size(), str(p.dtype), str(p.device), s)
-            for p, s in zip(self.params, self._sparse, strict=True)
+            TensorSpec(p.numel() * dtype.itemsize, str(dtype), str(p.device), sparse)
+            for p, dtype, sparse in zip(
+                self.params, self._trained.dtypes, self._sparse, strict=True
+            )
         ]
 
     def _limits(self) -> tuple[int, ...]:
@@ -120,17 +122,16 @@ class Reducer:
         )
         return BOARD_LIMITS if boards else CALL_LIMITS
 
-    def _active(self) -> list[int]:
-        return [n for n, trains in enumerate(self._trainable or ()) if trains]
-
     def _plan_by_registration(self) -> None:
         """Plan for the parameters that train now, and learn their order again."""
-        self._trainable = [param.requires_grad for param in self.params]
-        dtypes = [param.dtype for param in self.params]
-        if dtypes != self._dtypes:
-            self._dtypes, self._engine = dtypes, None  # not in the buckets there are
-        active = self._active()
-        specs = self._specs()
+        trained = self._trained
+        dtypes, before = trained.dtypes, set(trained.numbers)
+        trained.look()
+        if trained.dtypes != dtypes:
+            self._engine = None  # not in the buckets there are
+        active, specs = trained.numbers, self._specs()
+        if dtypes:  # those that were frozen may have accumulated something in no_sync()
+            self.arrivals.note_gradients(set(active) - before)
         plan = plan_initial([specs[n] for n in active], self._limits())
         self.has_rebuilt = False
         self.arrivals.learn()
@@ -138,13 +139,13 @@ class Reducer:
         self._adopt(tuple(tuple(active[n] for n in bucket) for bucket in plan))
 
     def _plan_by_arrival(self) -> None:
-        specs, active = self._specs(), self._active()
+        specs, active = self._specs(), self._trained.numbers
         place = {n: k for k, n in enumerate(active)}
         arrived = [place[n] for n in self.arrivals.order]
         plan = plan_arrival([specs[n] for n in active], self._limits(), arrived)
-        agreed = plan_of_rank_0(
-            self.group, tuple(tuple(active[n] for n in bucket) for bucket in plan)
-        )
+        own = tuple(tuple(active[n] for n in bucket) for bucket in plan)
+        with explaining(WHILE_AVERAGING):
+            agreed = plan_of_rank_0(self.group, own)
         if sorted(n for bucket in agreed for n in bucket) != active:
             raise UsageError(
                 "the ranks do not train the same parameters: requires_grad differs between rank 0 "
@@ -186,10 +187,8 @@ class Reducer:
         if self.is_open and self._running:
             return  # a forward inside of this very backward: a checkpoint
         self.check()
-        params = self.params
-        if self._trainable != [param.requires_grad for param in params] or (
-            self._dtypes != [param.dtype for param in params]
-        ):
+        if self._trained.has_changed():
+            self._trained.agree(self.group, self.arrivals.dirty)
             self._plan_by_registration()
         elif self.arrivals.learning and self.passes > self._planned_after:
             self._plan_by_arrival()
@@ -305,7 +304,8 @@ class Reducer:
             for bucket in self.buckets[self._launched :]:
                 self._launch(bucket, arrivals.missing(bucket.numbers))
             assert self._engine is not None
-            self._engine.finish()
+            with explaining(WHILE_AVERAGING):
+                self._engine.finish()
             unused_before = self.unused
             unused_here = self._settle()
             unused_here += self._reduce_sparse()

@@ -77,7 +77,7 @@ class Replica:
         """Get ready for a pass, with the others."""
         if self._is_apart:
             self._meet()
-            self.reducer.arrivals.note_gradients()
+            self.reducer.arrivals.note_gradients(range(len(self.reducer.params)))
         self.reducer.prepare()
 
     def _make_reducer(self, named: list[tuple[str, nn.Parameter]]) -> Reducer:
