@@ -268,8 +268,10 @@ class Lane {
     return read_number(object, session_->size(), out);
   }
   static bool read_reduce(nb::handle op, Reduce& out) {
+    // A boolean is no reduction, and the last one needs a factor: the ordinary way says so.
+    constexpr int end = static_cast<int>(Reduce::premul_sum);
     int number = 0;
-    if (!read_number(op, static_cast<int>(Reduce::last) + 1, number)) return false;
+    if (PyBool_Check(op.ptr()) || !read_number(op, end, number)) return false;
     out = static_cast<Reduce>(number);
     return true;
   }

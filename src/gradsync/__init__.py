@@ -66,7 +66,7 @@ _HOMES = {
     ),
     "group.shared": ("shared_empty", "shared_like", "shared_zeros"),
     "launch.spawn": ("spawn",),
-    "rendezvous.meeting": ("register_rendezvous_handler", "rendezvous"),
+    "rendezvous.meeting": ("register_rendezvous_handler",),
     "session.breakpoint": ("breakpoint",),
     "session.debug": (
         "DebugLevel",
@@ -125,7 +125,7 @@ _HOMES = {
 }
 """Where each public name lives, by module of this package."""
 
-_PACKAGES = ("ddp", "device_mesh", "group", "nn")
+_PACKAGES = ("ddp", "device_mesh", "group", "nn", "rendezvous")
 """Packages that are reached as attributes of this one."""
 
 _names, __getattr__ = lazy_names(__name__, _HOMES, _PACKAGES)

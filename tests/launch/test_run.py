@@ -58,7 +58,8 @@ assert "torch" not in sys.modules, "torch"
 
 def test_ranks_get_torchruns_environment_and_ours(gradsync_run, script):
     path = script("import json, os; print(json.dumps(dict(os.environ)))")
-    out, err = gradsync_run("-n", 2, path, TORCHELASTIC_USE_AGENT_STORE=True).communicate()
+    words = ("--standalone", "--nproc-per-node=2", path)
+    out, err = gradsync_run(*words, TORCHELASTIC_USE_AGENT_STORE=True).communicate()
     assert err == ""
     ranks = {}
     for line in out.splitlines():

@@ -142,6 +142,12 @@ def test_ranks_and_splits_that_are_no_numbers_are_refused():
     for wrong in ([2.0, 2.0], "22"):
         with pytest.raises(TypeError, match="output_splits are ints, got"):
             dist.all_to_all_single(tensor.clone(), tensor, wrong, [2, 2])
+    dist.all_to_all_single(
+        tensor.zero_(), torch.ones(4), torch.tensor([2, 2]), torch.tensor([2, 2])
+    )
+    assert tensor.tolist() == [1.0] * 4
+    dist.all_to_all_single(tensor.zero_(), torch.ones(4), [], [])
+    assert tensor.tolist() == [1.0] * 4
     dist.barrier()
 
 

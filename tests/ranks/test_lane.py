@@ -124,6 +124,11 @@ def test_observed_groups_do_not_take_it() -> None:
 @pytest.mark.ranks(2)
 def test_errors_are_those_of_the_ordinary_way() -> None:
     group = dist.new_group()
+    for op, message in ((True, "op must be a ReduceOp"), (dist.ReduceOp.PREMUL_SUM, "a factor")):
+        with pytest.raises(dist.UsageError, match=message):
+            group.all_reduce(torch.ones(2), op)
+        with pytest.raises(dist.UsageError, match=message):
+            group.reduce_scatter_single(torch.ones(1), torch.ones(2), op)
     with pytest.raises(dist.UsageError, match="not defined for elements of this type"):
         group.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG)
     group.barrier()

@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import timedelta
 
 import pytest
 
+import gradsync
 from gradsync.errors import RendezvousError, UsageError
 from gradsync.rendezvous import meet, register_rendezvous_handler, rendezvous
 from gradsync.rendezvous.place import TcpPlace, UnixPlace
@@ -240,7 +242,7 @@ def test_rendezvous_yields_one_triple(monkeypatch):
         "MASTER_PORT": "0",
     }.items():
         monkeypatch.setenv(name, value)
-    triples = rendezvous("env://")
+    triples = gradsync.rendezvous("env://")  # the name of the package and of torch's function
     store, rank, size = next(triples)
     assert (rank, size) == (0, 1)
     store.set("k", "v")
@@ -270,6 +272,9 @@ def test_handlers_of_users_are_called_with_the_whole_url():
     assert next(rendezvous("mine://x?a=1", 0, 1, timeout=3)) == (store, 0, 1)
     assert calls == [("mine://x?a=1&rank=0&world_size=1", {"timeout": 3})]
     assert meet("mine://y", timeout=3).world_size == 1
+    assert calls.pop() == ("mine://y", {"timeout": timedelta(seconds=3)})
+    meet("mine://y", timeout=None)
+    assert calls.pop()[1]["timeout"] > timedelta(days=10_000)
 
 
 def test_lost_launcher_is_named():

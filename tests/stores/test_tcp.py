@@ -310,3 +310,10 @@ def test_signal_handler_may_use_the_store_that_its_thread_waits_in(store: Socket
         timer.join()
         signal.signal(signal.SIGUSR1, before)
     assert store.add("handled", 0) == 1
+
+
+def test_ports_that_nobody_can_serve_are_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="lets the master choose"):
+        TCPStore("127.0.0.1", 0)
+    with pytest.raises(UsageError, match="between 0 and 65535"):
+        TCPStore("127.0.0.1", 65536)

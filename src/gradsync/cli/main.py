@@ -92,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds between asking ranks to end and killing them (default: 10)",
     )
+    run.add_argument(
+        "--standalone", action="store_true", help="as for torchrun; a job on one host always is"
+    )
     how = run.add_mutually_exclusive_group()
     how.add_argument("-m", "--module", action="store_true", help="the program is a Python module")
     how.add_argument("--no-python", action="store_true", help="the program is no Python script")

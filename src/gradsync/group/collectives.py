@@ -329,7 +329,7 @@ def all_to_all_single(
     where = member_group("all_to_all_single", group)
     if where is None:
         return None
-    splits = output_split_sizes or None, input_split_sizes or None
+    splits = output_split_sizes, input_split_sizes
     if async_op:
         return where.all_to_all_single_async(output, input, *splits)
     where.all_to_all_single(output, input, *splits)

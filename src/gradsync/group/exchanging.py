@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 import torch
 
@@ -134,19 +135,21 @@ class Exchanging(Caller):
         if tensor.dim() == 0:
             raise UsageError(f"all_to_all_single: the {what} has no dimension to cut")
         rows, size = tensor.shape[0], self._size
-        if not splits:
+        given = [] if splits is None else list(splits)
+        if not given:
             if rows % size:
                 raise UsageError(
                     f"all_to_all_single: {rows} rows of the {what} cannot be cut into {size} equal "
                     f"parts; give {what}_splits"
                 )
             return [tensor.numel() // size] * size
-        if any(not hasattr(count, "__index__") for count in splits):
+        if any(not hasattr(count, "__index__") for count in given):
             raise TypeError(f"all_to_all_single: {what}_splits are ints, got {splits!r}")
-        if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
+        counts = [index(count) for count in given]
+        if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
             raise UsageError(
                 f"all_to_all_single: {what}_splits must be {size} numbers, none negative, that add "
-                f"up to the {rows} rows of the {what}, got {list(splits)}"
+                f"up to the {rows} rows of the {what}, got {counts}"
             )
         row = tensor.numel() // rows if rows else 0
-        return [count * row for count in splits]
+        return [count * row for count in counts]

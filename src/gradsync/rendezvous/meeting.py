@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -86,7 +87,9 @@ def meet(
         joined = join(store, rank, world_size, deadline, preparation=preparation)
         return _meeting(store, joined, rank, world_size, -1)
     if init_method is not None and _scheme(init_method) in _handlers:
-        found, rank, world_size = next(rendezvous(init_method, rank, world_size, timeout=timeout))
+        # As torch hands it over; the longest that a timedelta can say stands for no limit.
+        limit = timedelta(seconds=min(deadline.timeout_s, 1e9))
+        found, rank, world_size = next(rendezvous(init_method, rank, world_size, timeout=limit))
         return meet(
             store=found,
             rank=rank,
@@ -174,7 +177,7 @@ def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
     """Let ``init_method="scheme://…"`` find its store through a function of one's own.
 
     ``handler`` is called with the URL (rank and world size in its query when they were passed
-    as arguments) and ``timeout``, and yields ``(store, rank, world_size)``.
+    as arguments) and ``timeout``, a timedelta, and yields ``(store, rank, world_size)``.
 
     >>> register_rendezvous_handler("demo", lambda url, **kw: iter([(None, 0, 1)]))
     >>> next(rendezvous("demo://"))

@@ -66,6 +66,9 @@ class TCPStore(SocketStore):
             raise UsageError("world_size must not be 0; pass None when it is not known")
         if not 0 <= port <= 65535:
             raise UsageError(f"port must be between 0 and 65535, got {port}")
+        if port == 0 and not is_master:
+            # Nobody ever answers there: it would look like a master that is late.
+            raise UsageError("port 0 lets the master choose; give the others the port that it got")
         self.set_timeout(timeout)
         self._host = host_name
         self._port = port
