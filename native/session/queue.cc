@@ -1,5 +1,6 @@
 #include "session/queue.h"
 
+#include <new>
 #include <utility>
 
 #include "common/background.h"
@@ -200,8 +201,11 @@ void Queue::close() {
 }
 
 void Queue::forget_worker() {
-  // The thread object of a thread that is not there can neither be joined nor destroyed.
+  // The thread object of a thread that is not there can neither be joined nor destroyed. It may
+  // hold the lock for ever, and whoever destroys a condition waits for those who wait for it.
   (void)worker_.release();
+  new (&mutex_) std::mutex;
+  new (&news_) std::condition_variable;
 }
 
 }  // namespace gradsync

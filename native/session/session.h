@@ -82,7 +82,9 @@ class Session {
   // Hands in a call (one of the above) to be carried out after those before it.
   std::shared_ptr<Ticket> post(Queue::Call call);
   Status wait(Ticket& ticket, Deadline deadline) { return queue_.wait(ticket, deadline); }
-  void hurry() { queue_.hurry(); }
+  void hurry() {
+    if (is_ours()) queue_.hurry();
+  }
   // Gives calls that were handed in until the deadline to end by themselves, ends the others, and
   // leaves. Later calls fail.
   void close(Deadline deadline);

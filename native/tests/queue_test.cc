@@ -146,6 +146,20 @@ TEST(closing_ends_calls_in_flight) {
   });
 }
 
+TEST(forked_child_may_drop_a_session_whose_worker_sleeps) {
+  run_threads(1, [](Session& session) {
+    const auto ticket = session.post([] { return Status::success(); });
+    CHECK_OK(session.wait(*ticket, Deadline::after(10)));
+    ::usleep(20'000);  // until the worker has gone to sleep
+    const pid_t child = ::fork();
+    if (child == 0) {
+      session.~Session();
+      ::_exit(0);
+    }
+    CHECK(exit_status(child, 10) == 0);
+  });
+}
+
 TEST(callbacks_may_wait_and_close_or_destroy_their_queue) {
   for (const bool destroys : {false, true}) {
     auto queue = std::make_unique<Queue>();
