@@ -16,6 +16,10 @@ constexpr auto longest_wait_for_core = std::chrono::milliseconds(100);
 // A waiter that cannot help polls this often before it sleeps; about 6 us.
 constexpr int spins = 200;
 
+Status destroyed() {
+  return Status::error(Code::aborted, "the group was destroyed before this call was carried out");
+}
+
 // The queue whose worker the present thread is. A callback may drop the last reference to it, or
 // close it, in this very thread: then it is nobody's.
 thread_local const Queue* working_for = nullptr;
@@ -67,11 +71,16 @@ std::shared_ptr<Ticket> Queue::post(Call call) {
   auto ticket = std::make_shared<Ticket>();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    entries_.push_back({std::move(call), ticket});
-    waiting_.store(entries_.size(), std::memory_order_release);
-    if (!worker_) worker_ = std::make_unique<std::thread>([this] { work(); });
-    if (worker_sleeps_) news_.notify_one();
+    if (!closing_) {
+      // First: where no thread can be had, that is all that happens.
+      if (!worker_) worker_ = start_background([this] { work(); });
+      entries_.push_back({std::move(call), ticket});
+      waiting_.store(entries_.size(), std::memory_order_release);
+      if (worker_sleeps_) news_.notify_one();
+      return ticket;
+    }
   }
+  ticket->complete(destroyed());
   return ticket;
 }
 
@@ -126,7 +135,6 @@ void Queue::carry_out_first() {
 }
 
 void Queue::work() {
-  is_background = true;
   working_for = this;
   while (true) {
     {
@@ -168,13 +176,18 @@ void Queue::stand_back(std::unique_lock<std::mutex>& lock) {
 }
 
 void Queue::drain(Deadline deadline) {
-  std::shared_ptr<Ticket> last;
+  if (carrying_out == this) return;
+  bool has_worker = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (worker_ == nullptr || carrying_out == this) return;
+    has_worker = worker_ != nullptr;
   }
-  last = post([] { return Status::success(); });
-  (void)wait(*last, deadline);
+  if (has_worker) {
+    const std::shared_ptr<Ticket> last = post([] { return Status::success(); });
+    (void)wait(*last, deadline);
+  } else if (turn_.take(deadline).ok()) {  // what runs in another thread is over
+    turn_.give_back();
+  }
 }
 
 void Queue::close() {
@@ -195,8 +208,7 @@ void Queue::close() {
     worker->join();
   }
   for (const Entry& entry : left) {
-    entry.ticket->complete(
-        Status::error(Code::aborted, "the group was destroyed before this call was carried out"));
+    entry.ticket->complete(destroyed());
   }
 }
 

@@ -89,6 +89,8 @@ class Team {
   void abort(const std::string& reason, bool gave_up = false);
   // Makes the waits of this rank alone fail: it is about to go.
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+  // For a call that was announced and then ended by that: the others must not wait for it.
+  void abandon();
   // Says whether somebody has, who and why.
   Status check_aborted() const;
 
