@@ -148,6 +148,11 @@ class Team {
   }
   // Why a rank that is no longer there is not.
   Status why_gone(int peer) const;
+  // What it said when it failed, else nothing.
+  std::string last_words(int peer) const {
+    const bool failed = slot(peer).presence.load(std::memory_order_acquire) == Presence::failed;
+    return failed ? slot(peer).note.data() : "";
+  }
   const Patience& patience() const { return patience_; }
 
   Announcement announced_by(int peer) const;

@@ -102,7 +102,9 @@ class ShmBackend:
     def _failure(self, error: _native.StatusError, call: Call) -> DistError:
         """Return the exception for a failure of the core, and remember that the group is broken."""
         failure = call_error(error, self._session, call, self._standing_of)
-        if isinstance(failure, DistBackendError) and self._broken is None:
+        code, _, ranks = error.args
+        was_made = code != "timeout" or ranks  # else it waited for a thread of its own rank
+        if isinstance(failure, DistBackendError) and was_made and self._broken is None:
             # A copy that is never raised: a traceback would keep this group's memory alive.
             self._broken = broken_error(failure)
         return failure
