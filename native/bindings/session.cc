@@ -228,6 +228,7 @@ void bind_session(nb::module_& module) {
             return self.arena()->place_of(at(address), bytes) != 0;
           },
           nb::arg("address"), nb::arg("nbytes"))
+      .def("last_words", &Session::last_words, nb::arg("rank"))
       .def("report", [](const Session& self) { return rows_of(self.report()); })
       .def("findings", [](const Session& self) { return rows_of(self.findings()); });
   bind_questions(session);

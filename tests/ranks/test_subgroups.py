@@ -220,6 +220,12 @@ def test_rank_that_has_left_the_world_is_not_waited_for(rank, world_size, store)
     start = time.monotonic()
     with pytest.raises(dist.PeerLostError, match=r"rank 1 .*left the world before the group"):
         dist.new_group()
+    if rank == 2:
+        dist.group.WORLD.leave("ValueError: bad batch 17")
+        store.get("told 0")
+    else:
+        with pytest.raises(dist.PeerLostError, match=r"rank 2 .*failed .*: ValueError: bad batch"):
+            dist.new_group([0, 2], use_local_synchronization=True)
     assert time.monotonic() - start < 5
     store.set(f"told {rank}", "yes")
     dist.destroy_process_group()

@@ -254,8 +254,8 @@ class _Forming:
             if store.check([failure_key(rank)]):
                 why = store.get(failure_key(rank)).decode("utf-8", "replace")
                 self._lost(rank, f"failed before the group was formed: {why}")
+        self._find_gone(ranks)  # first: it may have said why before it died
         self._find_dead(ranks)
-        self._find_gone(ranks)
 
     def _find_dead(self, ranks: Iterable[int]) -> None:
         evidence = self._bootstrap.evidence
@@ -269,7 +269,11 @@ class _Forming:
             return
         states = rank_states(self._world)
         for rank in ranks:
-            if states[self._bootstrap.places[rank]].presence in ("left", "failed"):
+            presence = states[self._bootstrap.places[rank]].presence
+            if presence == "failed":
+                note = self._world.last_words(self._bootstrap.places[rank])
+                self._lost(rank, f"failed before the group was formed: {note}")
+            if presence == "left":
                 self._lost(rank, "left the world before the group was formed")
 
     def cause_of(self, error: _native.StatusError) -> _native.StatusError:
