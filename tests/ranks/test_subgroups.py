@@ -169,11 +169,18 @@ def test_a_hundred_groups_leave_nothing():
 
     gc.collect()  # what tests before this one left in their errors' frames
     before = descriptors(), threading.active_count()
-    for _ in range(100):
+    world = dist.group.WORLD
+    keys = len(world.members.store.list_keys())
+    dist.barrier()
+    for number in range(100):
         group = dist.new_group()
         group.barrier()
         dist.destroy_process_group(group)
+        if number < 5:
+            dist.destroy_process_group(dist.new_group([number % 2]))
+    dist.barrier()
     assert (descriptors(), threading.active_count()) == before
+    assert len(world.members.store.list_keys()) == keys
 
 
 @pytest.mark.ranks(3, faults=[faults.kill(rank=2, at="barrier#1")])

@@ -129,12 +129,17 @@ class _Forming:
         made_here = founder is None
         if founder is None:
             founder = _native.Founder()
-        if invitation is None or invitation.shown != _card(founder):
-            # Also when the others saw the card of an arrival that was cut short.
+        # Also when the others saw the card of an arrival that was cut short.
+        must_tell = invitation is None or invitation.shown != _card(founder)
+        if must_tell:
             self._bootstrap.store.set("lobby", _card(founder))
         if made_here:
             founder.prepare(len(self._bootstrap.evidence), STAGING_BYTES, self._world)
-        return self._hand_out(founder)
+        session = self._hand_out(founder)
+        if must_tell:
+            with contextlib.suppress(DistError):  # all have come; the store may go
+                self._bootstrap.store.delete_key("lobby")
+        return session
 
     def come(self) -> _native.Session:
         """Get the memory from rank 0."""
