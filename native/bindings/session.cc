@@ -179,8 +179,11 @@ void bind_calls(nb::class_<Session>& session) {
   session.def(
       "close",
       [](Session& self, double timeout_s) {
-        const Unlocked unlocked;
-        self.close(Deadline::after(timeout_s));
+        {
+          const Unlocked unlocked;
+          self.close(Deadline::after(timeout_s));
+        }
+        if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal cut the wait short
       },
       nb::arg("timeout_s"));
   session.def("barrier", &call_barrier, nb::arg("timeout_s"), nb::arg("asynchronous") = false,

@@ -233,10 +233,18 @@ def test_no_port_is_open_on_one_host(rank, world_size, store, monkeypatch):
 
 @pytest.mark.ranks(2)
 def test_ctrl_c_ends_a_wait(rank, group):
+    sub = dist.new_group()
     if rank == 1:
-        time.sleep(0.5)
+        time.sleep(0.8)
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sub.barrier_async()  # never ends, and so keeps those waiting who destroy the group
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        dist.destroy_process_group(sub)
+    assert sub.is_closed()
+    timer.join()
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     start = time.monotonic()

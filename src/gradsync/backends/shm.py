@@ -140,9 +140,11 @@ class ShmBackend:
 
     def close(self) -> None:
         """Leave, after a moment for calls in flight; their handles get an error after that."""
-        self._session.close(0 if self._has_left else _MOMENT_S)
-        self._in_flight.clear()
-        self._stop_answering()
+        try:
+            self._session.close(0 if self._has_left else _MOMENT_S)
+        finally:  # also when Ctrl-C cuts the moment short
+            self._in_flight.clear()
+            self._stop_answering()
 
     def _standing_of(self, rank: int) -> str:
         """Return where a rank stands that the core cannot ask."""
