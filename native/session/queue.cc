@@ -13,6 +13,8 @@ namespace {
 
 // How long a call that nobody waits for may wait for a core.
 constexpr auto longest_wait_for_core = std::chrono::milliseconds(100);
+// How long a call that was told to end may take for that.
+constexpr double to_notice_s = 10;
 // A waiter that cannot help polls this often before it sleeps; about 6 us.
 constexpr int spins = 200;
 
@@ -207,6 +209,8 @@ void Queue::close() {
   } else if (worker) {
     worker->join();
   }
+  // Nor may a call go on that a waiter carries out: its memory is free from here on.
+  if (carrying_out != this && turn_.take(Deadline::after(to_notice_s)).ok()) turn_.give_back();
   for (const Entry& entry : left) {
     entry.ticket->complete(destroyed());
   }

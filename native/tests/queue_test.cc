@@ -164,6 +164,23 @@ TEST(closing_gives_a_call_in_another_thread_its_time) {
   });
 }
 
+TEST(nothing_is_carried_out_any_more_once_a_queue_is_closed) {
+  Queue queue;
+  std::atomic<bool> inside{false}, is_over{false};
+  std::thread caller([&] {
+    CHECK_OK(queue.run(Deadline::never(), [&] {
+      inside.store(true);
+      ::usleep(50'000);
+      is_over.store(true);
+      return Status::success();
+    }));
+  });
+  while (!inside.load()) std::this_thread::yield();
+  queue.close();
+  CHECK(is_over.load());
+  caller.join();
+}
+
 TEST(call_that_is_destroyed_in_flight_is_told_to_those_who_are_in_it) {
   std::atomic<bool> told{false};
   run_threads(3, [&](Session& session) {
