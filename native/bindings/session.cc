@@ -179,8 +179,11 @@ void bind_calls(nb::class_<Session>& session) {
   session.def(
       "close",
       [](Session& self, double timeout_s) {
-        const Unlocked unlocked;
-        self.close(Deadline::after(timeout_s));
+        {
+          const Unlocked unlocked;
+          self.close(Deadline::after(timeout_s));
+        }
+        if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal cut the wait short
       },
       nb::arg("timeout_s"));
   session.def("barrier", &call_barrier, nb::arg("timeout_s"), nb::arg("asynchronous") = false,
@@ -228,6 +231,7 @@ void bind_session(nb::module_& module) {
             return self.arena()->place_of(at(address), bytes) != 0;
           },
           nb::arg("address"), nb::arg("nbytes"))
+      .def("last_words", &Session::last_words, nb::arg("rank"))
       .def("report", [](const Session& self) { return rows_of(self.report()); })
       .def("findings", [](const Session& self) { return rows_of(self.findings()); });
   bind_questions(session);

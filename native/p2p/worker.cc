@@ -1,7 +1,4 @@
 // The mailbox's worker: moves requests that nobody waits for.
-#include <pthread.h>
-#include <signal.h>
-
 #include "common/background.h"
 #include "p2p/mailbox.h"
 #include "sync/futex.h"
@@ -22,12 +19,7 @@ thread_local bool orphaned = false;
 
 void Mailbox::attend() {
   if (worker_ == nullptr) {
-    // Signals belong to the caller's threads.
-    sigset_t every, before;
-    sigfillset(&every);
-    pthread_sigmask(SIG_SETMASK, &every, &before);
-    worker_ = std::make_unique<std::thread>([this] { work(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    worker_ = start_background([this] { work(); });
   } else if (resting_.load(std::memory_order_seq_cst)) {
     nudges_.fetch_add(1, std::memory_order_seq_cst);
     futex_wake_all(nudges_);
@@ -35,7 +27,6 @@ void Mailbox::attend() {
 }
 
 void Mailbox::work() {
-  is_background = true;
   std::uint64_t waits_seen = 0;
   int idle = 0;
   while (!stopping_.load(std::memory_order_seq_cst)) {
@@ -82,18 +73,23 @@ bool Mailbox::work_a_little(std::uint64_t& waits_seen, int& idle) {
 }
 
 void Mailbox::stop_worker() {
-  if (worker_ == nullptr) return;
+  // Taken by the first: several threads may close a group, and its worker be one of them.
+  std::unique_ptr<std::thread> worker;
+  {
+    const std::scoped_lock lock(mutex_);
+    worker.swap(worker_);
+  }
+  if (worker == nullptr) return;
   stopping_.store(true, std::memory_order_seq_cst);
   nudges_.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(nudges_);
   ring_doorbell(*bell_);
-  if (worker_->get_id() == std::this_thread::get_id()) {
+  if (worker->get_id() == std::this_thread::get_id()) {
     orphaned = true;
-    worker_->detach();
+    worker->detach();
   } else {
-    worker_->join();
+    worker->join();
   }
-  worker_.reset();
 }
 
 }  // namespace gradsync

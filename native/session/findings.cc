@@ -1,5 +1,6 @@
 // After a call has failed: what every rank was doing, gathered while it can still be asked.
 #include <algorithm>
+#include <utility>
 
 #include "session/session.h"
 
@@ -34,11 +35,17 @@ void Session::look_into(const Status& status) {
     answers = ask(status.ranks, deadline);
     team_.await_sites(here, deadline);
   }
-  findings_ = report();
-  if (status.code != Code::timeout) return;
-  for (std::size_t i = 0; i < answers.size(); ++i) {
-    findings_[static_cast<std::size_t>(status.ranks[i])].standing = answers[i];
+  std::vector<RankReport> found = report();
+  for (std::size_t i = 0; i < answers.size() && status.code == Code::timeout; ++i) {
+    found[static_cast<std::size_t>(status.ranks[i])].standing = answers[i];
   }
+  const std::scoped_lock lock(findings_mutex_);
+  findings_ = std::move(found);
+}
+
+std::vector<RankReport> Session::findings() const {
+  const std::scoped_lock lock(findings_mutex_);
+  return findings_.empty() ? report() : findings_;
 }
 
 std::vector<std::string> Session::ask(const std::vector<int>& ranks, Deadline deadline) const {

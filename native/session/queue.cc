@@ -1,5 +1,6 @@
 #include "session/queue.h"
 
+#include <new>
 #include <utility>
 
 #include "common/background.h"
@@ -12,8 +13,14 @@ namespace {
 
 // How long a call that nobody waits for may wait for a core.
 constexpr auto longest_wait_for_core = std::chrono::milliseconds(100);
+// How long a call that was told to end may take for that.
+constexpr double to_notice_s = 10;
 // A waiter that cannot help polls this often before it sleeps; about 6 us.
 constexpr int spins = 200;
+
+Status destroyed() {
+  return Status::error(Code::aborted, "the group was destroyed before this call was carried out");
+}
 
 // The queue whose worker the present thread is. A callback may drop the last reference to it, or
 // close it, in this very thread: then it is nobody's.
@@ -66,11 +73,16 @@ std::shared_ptr<Ticket> Queue::post(Call call) {
   auto ticket = std::make_shared<Ticket>();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    entries_.push_back({std::move(call), ticket});
-    waiting_.store(entries_.size(), std::memory_order_release);
-    if (!worker_) worker_ = std::make_unique<std::thread>([this] { work(); });
-    if (worker_sleeps_) news_.notify_one();
+    if (!closing_) {
+      // First: where no thread can be had, that is all that happens.
+      if (!worker_) worker_ = start_background([this] { work(); });
+      entries_.push_back({std::move(call), ticket});
+      waiting_.store(entries_.size(), std::memory_order_release);
+      if (worker_sleeps_) news_.notify_one();
+      return ticket;
+    }
   }
+  ticket->complete(destroyed());
   return ticket;
 }
 
@@ -125,7 +137,6 @@ void Queue::carry_out_first() {
 }
 
 void Queue::work() {
-  is_background = true;
   working_for = this;
   while (true) {
     {
@@ -167,13 +178,18 @@ void Queue::stand_back(std::unique_lock<std::mutex>& lock) {
 }
 
 void Queue::drain(Deadline deadline) {
-  std::shared_ptr<Ticket> last;
+  if (carrying_out == this) return;
+  bool has_worker = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (worker_ == nullptr || carrying_out == this) return;
+    has_worker = worker_ != nullptr;
   }
-  last = post([] { return Status::success(); });
-  (void)wait(*last, deadline);
+  if (has_worker) {
+    const std::shared_ptr<Ticket> last = post([] { return Status::success(); });
+    (void)wait(*last, deadline);
+  } else if (turn_.take(deadline).ok()) {  // what runs in another thread is over
+    turn_.give_back();
+  }
 }
 
 void Queue::close() {
@@ -193,15 +209,19 @@ void Queue::close() {
   } else if (worker) {
     worker->join();
   }
+  // Nor may a call go on that a waiter carries out: its memory is free from here on.
+  if (carrying_out != this && turn_.take(Deadline::after(to_notice_s)).ok()) turn_.give_back();
   for (const Entry& entry : left) {
-    entry.ticket->complete(
-        Status::error(Code::aborted, "the group was destroyed before this call was carried out"));
+    entry.ticket->complete(destroyed());
   }
 }
 
 void Queue::forget_worker() {
-  // The thread object of a thread that is not there can neither be joined nor destroyed.
+  // The thread object of a thread that is not there can neither be joined nor destroyed. It may
+  // hold the lock for ever, and whoever destroys a condition waits for those who wait for it.
   (void)worker_.release();
+  new (&mutex_) std::mutex;
+  new (&news_) std::condition_variable;
 }
 
 }  // namespace gradsync

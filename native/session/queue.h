@@ -78,8 +78,8 @@ class Queue {
 
   // Waits until nothing is left to do, or the time is over.
   void drain(Deadline deadline);
-  // Ends the worker; what was not begun is never carried out. The call that it is inside of must
-  // have been told to end. Callbacks may do it, or destroy the queue.
+  // Ends the worker; what was not begun is never carried out. The call that is being carried out
+  // must have been told to end, and is waited for. Callbacks may do it, or destroy the queue.
   void close();
   // In a forked child, where the worker does not exist.
   void forget_worker();

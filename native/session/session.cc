@@ -91,6 +91,7 @@ Status Session::run(Deadline deadline, Call call) {
 template <typename Call>
 Status Session::guarded(Call& call) {
   if (!broken_.ok()) return broken_;
+  const std::uint64_t before = team_.sequence();
   Status status = team_.check_aborted();
   if (!has_staging_ && status.ok()) status = reserve_staging();
   team_.begin();
@@ -108,6 +109,7 @@ Status Session::guarded(Call& call) {
     if (!status.ranks.empty()) why << ")";
     team_.abort(why.str(), true);
   }
+  if (status.code == Code::aborted && team_.sequence() != before) team_.abandon();
   if (!broken_.ok()) look_into(status);
   // Ctrl-C reaches all ranks at once, and some see the others go before they see the signal.
   if (status.code != Code::interrupted && interrupted()) return interrupted_status();

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -82,7 +83,9 @@ class Session {
   // Hands in a call (one of the above) to be carried out after those before it.
   std::shared_ptr<Ticket> post(Queue::Call call);
   Status wait(Ticket& ticket, Deadline deadline) { return queue_.wait(ticket, deadline); }
-  void hurry() { queue_.hurry(); }
+  void hurry() {
+    if (is_ours()) queue_.hurry();
+  }
   // Gives calls that were handed in until the deadline to end by themselves, ends the others, and
   // leaves. Later calls fail.
   void close(Deadline deadline);
@@ -99,7 +102,9 @@ class Session {
   void set_name(const std::string& name) { team_.set_name(name); }
   // What every rank was doing when a call failed, as far as they could still say; the present state
   // when none has.
-  std::vector<RankReport> findings() const { return findings_.empty() ? report() : findings_; }
+  std::vector<RankReport> findings() const;
+  // Why a rank went, if something was wrong; empty as long as it has not said so.
+  std::string last_words(int rank) const { return team_.last_words(rank); }
   // Where the programs of these ranks stand, by their own words or the system's; empty where
   // neither can be had.
   std::vector<std::string> ask(const std::vector<int>& ranks, Deadline deadline) const;
@@ -142,6 +147,7 @@ class Session {
   Staging staging_;
   Answerer answerer_;
   Whereabouts whereabouts_;
+  mutable std::mutex findings_mutex_;  // threads whose calls did not get their turn read them, too
   std::vector<RankReport> findings_;
   std::uint64_t opened_in_ = fork_generation();
   std::uint32_t boards_ = 0;  // made so far

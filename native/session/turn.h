@@ -31,7 +31,9 @@ class Turn {
     // Whoever comes by this path leaves the word at `contended`: a wake too many is harmless.
     while (state_.exchange(contended, std::memory_order_acquire) != free) {
       if (deadline.expired()) {
-        return Status::error(Code::timeout, "another thread of this rank is inside a call");
+        return Status::error(Code::timeout,
+                             "another thread of this rank is inside a call; this one was not made, "
+                             "and may be made again");
       }
       if (interrupted()) return interrupted_status();
       futex_wait(state_, contended, deadline.remaining_ns(look_around_ns));

@@ -116,6 +116,14 @@ void Team::abort(const std::string& reason, bool gave_up) {
   for (int peer = 0; peer < size_; ++peer) futex_wake_all(slot(peer).progress);
 }
 
+void Team::abandon() {
+  // One that failed has said so, with the reason that the others shall see.
+  const Presence mine = slot(rank_).presence.load(std::memory_order_relaxed);
+  if (!cancelled_.load(std::memory_order_relaxed) || mine == Presence::failed) return;
+  abort("rank " + std::to_string(rank_) + " destroyed the group while its call #" +
+        std::to_string(call_) + " was in flight");
+}
+
 void Team::announce(Announcement call) {
   call.sequence = ++sequence_;
   // On its way while we write: who comes last finds the others' there already.

@@ -89,6 +89,8 @@ class Team {
   void abort(const std::string& reason, bool gave_up = false);
   // Makes the waits of this rank alone fail: it is about to go.
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+  // For a call that was announced and then ended by that: the others must not wait for it.
+  void abandon();
   // Says whether somebody has, who and why.
   Status check_aborted() const;
 
@@ -146,6 +148,11 @@ class Team {
   }
   // Why a rank that is no longer there is not.
   Status why_gone(int peer) const;
+  // What it said when it failed, else nothing.
+  std::string last_words(int peer) const {
+    const bool failed = slot(peer).presence.load(std::memory_order_acquire) == Presence::failed;
+    return failed ? slot(peer).note.data() : "";
+  }
   const Patience& patience() const { return patience_; }
 
   Announcement announced_by(int peer) const;

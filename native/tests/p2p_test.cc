@@ -317,3 +317,19 @@ TEST(closing_ends_requests_and_flushes_sends) {
     CHECK(send(session, 0, 0, more).code == Code::peer_lost);
   });
 }
+
+TEST(several_threads_may_close_together) {
+  for (int round = 0; round < 20; ++round) {
+    run_threads(2, [](Session& session) {
+      Floats values(5);
+      const RequestPtr in = post(session, false, 1 - session.rank(), 0, values);  // for the worker
+      in->on_done([&] { session.close(Deadline::after(0)); });
+      std::vector<std::thread> threads;
+      for (int i = 0; i < 3; ++i) {
+        threads.emplace_back([&] { session.close(Deadline::after(0)); });
+      }
+      for (std::thread& thread : threads) thread.join();
+      CHECK(in->done());
+    });
+  }
+}

@@ -146,6 +146,76 @@ TEST(closing_ends_calls_in_flight) {
   });
 }
 
+TEST(closing_gives_a_call_in_another_thread_its_time) {
+  run_threads(2, [](Session& session) {
+    std::atomic<bool> inside{false};
+    std::thread caller([&] {
+      inside.store(true);
+      if (session.rank() == 1) ::usleep(150'000);  // late, but not too late
+      CHECK_OK(session.barrier(Deadline::after(30)));
+    });
+    if (session.rank() == 1) caller.join();
+    while (!inside.load()) std::this_thread::yield();
+    ::usleep(50'000);
+    session.close(Deadline::after(10));
+    if (session.rank() == 0) caller.join();
+    const auto refused = session.post([] { return Status::success(); });
+    CHECK(refused->done() && refused->status().code == Code::aborted);
+  });
+}
+
+TEST(nothing_is_carried_out_any_more_once_a_queue_is_closed) {
+  Queue queue;
+  std::atomic<bool> inside{false}, is_over{false};
+  std::thread caller([&] {
+    CHECK_OK(queue.run(Deadline::never(), [&] {
+      inside.store(true);
+      ::usleep(50'000);
+      is_over.store(true);
+      return Status::success();
+    }));
+  });
+  while (!inside.load()) std::this_thread::yield();
+  queue.close();
+  CHECK(is_over.load());
+  caller.join();
+}
+
+TEST(call_that_is_destroyed_in_flight_is_told_to_those_who_are_in_it) {
+  std::atomic<bool> told{false};
+  run_threads(3, [&](Session& session) {
+    std::vector<float> values(10, 1.0F);
+    if (session.rank() == 2) {  // never comes
+      const Deadline deadline = Deadline::after(20);
+      while (!told.load() && !deadline.expired()) ::usleep(1000);
+    } else if (session.rank() == 1) {
+      const Status status = all_reduce(session, values)();
+      CHECK(status.code == Code::aborted && status.ranks == std::vector<int>{0});
+      CHECK(status.message.find("destroyed the group while its call #1") != std::string::npos);
+      told.store(true);
+    } else {
+      std::thread caller([&] { CHECK(all_reduce(session, values)().code == Code::aborted); });
+      while (session.report()[0].last.sequence == 0) ::usleep(1000);
+      session.close(Deadline::after(0));
+      caller.join();
+    }
+  });
+}
+
+TEST(forked_child_may_drop_a_session_whose_worker_sleeps) {
+  run_threads(1, [](Session& session) {
+    const auto ticket = session.post([] { return Status::success(); });
+    CHECK_OK(session.wait(*ticket, Deadline::after(10)));
+    ::usleep(20'000);  // until the worker has gone to sleep
+    const pid_t child = ::fork();
+    if (child == 0) {
+      session.~Session();
+      ::_exit(0);
+    }
+    CHECK(exit_status(child, 10) == 0);
+  });
+}
+
 TEST(callbacks_may_wait_and_close_or_destroy_their_queue) {
   for (const bool destroys : {false, true}) {
     auto queue = std::make_unique<Queue>();

@@ -211,6 +211,22 @@ def test_the_error_of_a_call_is_raised_by_wait_and_breaks_what_follows() -> None
     assert torch.equal(tensors[0], torch.ones(3 + dist.get_rank()))
 
 
+@pytest.mark.ranks(2)
+def test_the_error_of_a_call_whose_handle_was_dropped_is_told(group, caplog) -> None:
+    for next_call in (True, False):
+        sub = dist.new_group()
+        assert isinstance(sub, dist.ProcessGroup)
+        sub.all_reduce_async(torch.ones(3 + dist.get_rank()))
+        if next_call:
+            with pytest.raises(MismatchError, match=r"float32\[4\]"):
+                sub.barrier()
+        dist.destroy_process_group(sub)
+        told = [r.getMessage() for r in caplog.records if "nobody waited for" in r.getMessage()]
+        assert len(told) == (not next_call)
+    assert "float32[4]" in told[0]
+    dist.barrier()
+
+
 @pytest.mark.ranks(3, faults=[faults.kill(rank=1, at="all_reduce#3")])
 def test_a_lost_peer_ends_every_call_in_flight() -> None:
     works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(5)]

@@ -112,6 +112,8 @@ def test_call_that_comes_after_the_others_gave_up_has_its_own_number(rank, group
         return
     with pytest.raises(dist.CollectiveTimeout, match=r"^barrier #2"):
         group.barrier(timeout=0.1)
+    with pytest.raises(dist.AbortedError, match="gave up on call #2"):
+        group.send(torch.ones(1), 1)  # who gives up ends messages as well
 
 
 @pytest.mark.ranks(2, faults=[faults.stop(rank=1, at="all_reduce#2", seconds=0.3)])
@@ -258,6 +260,11 @@ def test_broken_group_repeats_what_broke_it(rank, group):
         dist.all_reduce(torch.ones(rank + 1))
     with pytest.raises(dist.MismatchError, match=r"broken since an earlier call failed: all_red"):
         dist.barrier()
+    # Messages are none of its business, and serve to agree on what to do now.
+    received = torch.empty(1)
+    dist.isend(torch.full((1,), float(rank)), 1 - rank)
+    dist.recv(received, 1 - rank)
+    assert received.item() == 1 - rank
 
 
 @pytest.mark.ranks(2)

@@ -115,6 +115,7 @@ def test_second_thread_does_not_wait_for_ever_behind_the_first(rank, group):
     if rank == 1:
         time.sleep(0.6)
         group.barrier()
+        group.all_reduce(torch.ones(1), timeout=20)
         return
     first = threading.Thread(target=group.barrier)
     first.start()
@@ -122,6 +123,7 @@ def test_second_thread_does_not_wait_for_ever_behind_the_first(rank, group):
     with pytest.raises(dist.CollectiveTimeout, match="another thread of this rank"):
         group.all_reduce(torch.ones(1), timeout=0.1)
     first.join()
+    group.all_reduce(torch.ones(1), timeout=20)  # nothing was announced, so nothing is broken
 
 
 @pytest.mark.ranks(2)
@@ -231,10 +233,18 @@ def test_no_port_is_open_on_one_host(rank, world_size, store, monkeypatch):
 
 @pytest.mark.ranks(2)
 def test_ctrl_c_ends_a_wait(rank, group):
+    sub = dist.new_group()
     if rank == 1:
-        time.sleep(0.5)
+        time.sleep(0.8)
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sub.barrier_async()  # never ends, and so keeps those waiting who destroy the group
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        dist.destroy_process_group(sub)
+    assert sub.is_closed()
+    timer.join()
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     start = time.monotonic()

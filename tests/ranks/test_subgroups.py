@@ -169,11 +169,18 @@ def test_a_hundred_groups_leave_nothing():
 
     gc.collect()  # what tests before this one left in their errors' frames
     before = descriptors(), threading.active_count()
-    for _ in range(100):
+    world = dist.group.WORLD
+    keys = len(world.members.store.list_keys())
+    dist.barrier()
+    for number in range(100):
         group = dist.new_group()
         group.barrier()
         dist.destroy_process_group(group)
+        if number < 5:
+            dist.destroy_process_group(dist.new_group([number % 2]))
+    dist.barrier()
     assert (descriptors(), threading.active_count()) == before
+    assert len(world.members.store.list_keys()) == keys
 
 
 @pytest.mark.ranks(3, faults=[faults.kill(rank=2, at="barrier#1")])
@@ -220,6 +227,12 @@ def test_rank_that_has_left_the_world_is_not_waited_for(rank, world_size, store)
     start = time.monotonic()
     with pytest.raises(dist.PeerLostError, match=r"rank 1 .*left the world before the group"):
         dist.new_group()
+    if rank == 2:
+        dist.group.WORLD.leave("ValueError: bad batch 17")
+        store.get("told 0")
+    else:
+        with pytest.raises(dist.PeerLostError, match=r"rank 2 .*failed .*: ValueError: bad batch"):
+            dist.new_group([0, 2], use_local_synchronization=True)
     assert time.monotonic() - start < 5
     store.set(f"told {rank}", "yes")
     dist.destroy_process_group()

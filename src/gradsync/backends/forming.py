@@ -129,12 +129,17 @@ class _Forming:
         made_here = founder is None
         if founder is None:
             founder = _native.Founder()
-        if invitation is None or invitation.shown != _card(founder):
-            # Also when the others saw the card of an arrival that was cut short.
+        # Also when the others saw the card of an arrival that was cut short.
+        must_tell = invitation is None or invitation.shown != _card(founder)
+        if must_tell:
             self._bootstrap.store.set("lobby", _card(founder))
         if made_here:
             founder.prepare(len(self._bootstrap.evidence), STAGING_BYTES, self._world)
-        return self._hand_out(founder)
+        session = self._hand_out(founder)
+        if must_tell:
+            with contextlib.suppress(DistError):  # all have come; the store may go
+                self._bootstrap.store.delete_key("lobby")
+        return session
 
     def come(self) -> _native.Session:
         """Get the memory from rank 0."""
@@ -254,8 +259,8 @@ class _Forming:
             if store.check([failure_key(rank)]):
                 why = store.get(failure_key(rank)).decode("utf-8", "replace")
                 self._lost(rank, f"failed before the group was formed: {why}")
+        self._find_gone(ranks)  # first: it may have said why before it died
         self._find_dead(ranks)
-        self._find_gone(ranks)
 
     def _find_dead(self, ranks: Iterable[int]) -> None:
         evidence = self._bootstrap.evidence
@@ -269,7 +274,11 @@ class _Forming:
             return
         states = rank_states(self._world)
         for rank in ranks:
-            if states[self._bootstrap.places[rank]].presence in ("left", "failed"):
+            presence = states[self._bootstrap.places[rank]].presence
+            if presence == "failed":
+                note = self._world.last_words(self._bootstrap.places[rank])
+                self._lost(rank, f"failed before the group was formed: {note}")
+            if presence == "left":
                 self._lost(rank, "left the world before the group was formed")
 
     def cause_of(self, error: _native.StatusError) -> _native.StatusError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ __all__ = ["ShmBackend"]
 # One handle for all: a call is done when it returns, and its outputs are the caller's own tensors.
 _DONE = DoneWork([])
 
+_log = logging.getLogger("gradsync")
+
 _MOMENT_S = 5.0
 """For calls in flight when their group is destroyed: enough for ranks that do it at the same time,
 and no long wait for one that never comes."""
@@ -49,7 +52,7 @@ class ShmBackend:
         self._session = session
         self._broken: DistBackendError | None = None
         self._stop_answering: Callable[[], object] = lambda: None
-        self._has_left = False
+        self._has_left = self._has_aborted = False
         # What asynchronous calls work on must live as long as they do, whoever drops their handles.
         self._in_flight: deque[tuple[_native.Pending, Call]] = deque()
 
@@ -102,7 +105,9 @@ class ShmBackend:
     def _failure(self, error: _native.StatusError, call: Call) -> DistError:
         """Return the exception for a failure of the core, and remember that the group is broken."""
         failure = call_error(error, self._session, call, self._standing_of)
-        if isinstance(failure, DistBackendError) and self._broken is None:
+        code, _, ranks = error.args
+        was_made = code != "timeout" or ranks  # else it waited for a thread of its own rank
+        if isinstance(failure, DistBackendError) and was_made and self._broken is None:
             # A copy that is never raised: a traceback would keep this group's memory alive.
             self._broken = broken_error(failure)
         return failure
@@ -129,6 +134,7 @@ class ShmBackend:
 
     def abort(self, reason: str) -> None:
         """Make every present and later call of every rank fail with ``reason``."""
+        self._has_aborted = True
         self._session.abort(printable(reason))
 
     def leave(self, note: str = "") -> None:
@@ -138,9 +144,26 @@ class ShmBackend:
 
     def close(self) -> None:
         """Leave, after a moment for calls in flight; their handles get an error after that."""
-        self._session.close(0 if self._has_left else _MOMENT_S)
-        self._in_flight.clear()
-        self._stop_answering()
+        try:
+            self._session.close(0 if self._has_left else _MOMENT_S)
+            if not self._has_left and not self._has_aborted:
+                self._tell_of_failures()
+        finally:  # also when Ctrl-C cuts the moment short
+            self._in_flight.clear()
+            self._stop_answering()
+
+    def _tell_of_failures(self) -> None:
+        """Say it if a call failed and nobody has asked how it went, nor made one after it."""
+        for pending, call in list(self._in_flight):
+            if self._broken is not None or not pending.done():
+                return
+            try:
+                pending.wait(0)
+            except _native.StatusError as error:
+                _log.error(
+                    "gradsync: a call failed whose handle nobody waited for: %s",
+                    self._failure(error, call),
+                )
 
     def _standing_of(self, rank: int) -> str:
         """Return where a rank stands that the core cannot ask."""

@@ -234,14 +234,16 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, Torch
         for child in reversed(self.children):
             child.close()
         self.children.clear()
-        if self._backend is not None:
-            self._backend.close()
-        self._backend = None
-        self._lane = CLOSED_LANE
-        # A forked child that ends must not give its parent's place away.
-        if self._on_close is not None and os.getpid() == self._owner:
-            self._on_close()
-        self._on_close = None
+        try:
+            if self._backend is not None:
+                self._backend.close()
+        finally:  # Ctrl-C cuts it short, and the group is gone all the same
+            self._backend = None
+            self._lane = CLOSED_LANE
+            on_close, self._on_close = self._on_close, None
+            # A forked child that ends must not give its parent's place away.
+            if on_close is not None and os.getpid() == self._owner:
+                on_close()
 
     def shutdown(self) -> None:
         """Do the same, by torch's name."""

@@ -113,6 +113,10 @@ def _agree(world: ProcessGroup, store: Store, name: str, chosen: list[int]) -> N
     mine = ",".join(map(str, chosen))
     first = store.compare_set(f"ranks/{name}", "", mine).decode()
     if first == mine:
+        # The last to come leaves no trace: a program may make groups as long as it runs.
+        if store.add(f"agree/{name}", 1) == world.size():
+            store.delete_key(f"ranks/{name}")
+            store.delete_key(f"agree/{name}")
         return
     wanted = [int(rank) for rank in first.split(",")]
     why = (
