@@ -17,6 +17,9 @@ __all__ = ["Arrivals", "Listener"]
 # Between two gradients smaller than this there is no time to reduce anything worth a look.
 _POLL_ELEMENTS = 1 << 16
 
+# Which backward is running: a re-entrant checkpoint begins another one inside.
+_current_task: Callable[[], int] = torch._C._current_graph_task_id
+
 Hook: TypeAlias = Callable[[Any], None]
 
 
@@ -65,6 +68,9 @@ class Arrivals:
         self.order: list[int] = []
         """The parameters in the order of arrival, while learning."""
         self.learning = True
+        self._task = -1
+        self._nested = False
+        self._forwards = 0
 
     # -- a pass -----------------------------------------------------------------------------------
 
@@ -73,8 +79,16 @@ class Arrivals:
         self.learning = True
         self.order.clear()
 
-    def begin(self, hold: bool) -> None:
-        """Make the counts ready for a pass; with ``hold``, no bucket is full before its end."""
+    def begin(self, hold: bool, forwards: int) -> None:
+        """Make the counts ready for a pass; with ``hold``, no bucket is full before its end.
+
+        ``forwards`` are waiting for their backward, and this one may be theirs, too. In re-entrant
+        checkpoints, gradients then come more often than they did when there were fewer.
+        """
+        if self.learning:
+            self._task, self._nested, self._forwards = _current_task(), False, forwards
+        elif self._nested and forwards > self._forwards:
+            hold = True
         # One more than will ever come.
         extra = 1 if self.learning or hold else 0
         self.remaining[:] = [size + extra for size in self._sizes]
@@ -188,6 +202,7 @@ class Arrivals:
         def hook(param: object) -> None:
             first = not self.fired[number]
             on_grad(param)
+            self._nested |= _current_task() != self._task
             if first and self.fired[number]:
                 self.order.append(number)
             elif not first:

@@ -27,6 +27,7 @@ from gradsync.ddp.engine import (
     has_boards,
     make_engine,
 )
+from gradsync.ddp.forwards import Forwards
 from gradsync.ddp.planner import BucketPlan, TensorSpec, plan_arrival, plan_initial
 from gradsync.ddp.running import Running
 from gradsync.ddp.sparse import mean_sparse
@@ -71,6 +72,7 @@ class Reducer:
         self.arrivals = Arrivals(self.params)
         self.weight = PassWeight(self.params)
         self.timing = Timing()
+        self.forwards = Forwards()
         self.armed = False
         """Whether a backward that passes no output of ours is synchronised, too."""
         self.is_open = False
@@ -230,7 +232,7 @@ class Reducer:
             self.open()
         return self.is_open
 
-    def open(self, _: object = None) -> None:
+    def open(self) -> None:
         """Begin a pass, unless one is open; it ends with the backward that is running.
 
         Called when backward reaches an output of the module: before any parameter, and in the
@@ -244,7 +246,7 @@ class Reducer:
         self.is_open = True
         self._launched = 0
         # What another reducer averages in this backward is averaged again after that: the same.
-        self.arrivals.begin(hold=self._running.has_rival())
+        self.arrivals.begin(self._running.has_rival(), len(self.forwards))
         self._running.begin(self._finish)
 
     def bucket_full(self) -> None:

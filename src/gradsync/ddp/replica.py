@@ -141,7 +141,7 @@ class Replica:
         self.reducer.armed = self.sync_buffers_next = self.sync_gradients
         if not self.sync_gradients:
             return
-        opened = self.reducer.open
+        opened = self.reducer.forwards.begin(self.reducer.open)
         tensor: Any
         for tensor in (output,) if isinstance(output, torch.Tensor) else tensors_in(output):
             if tensor.requires_grad and tensor.grad_fn is not None:
