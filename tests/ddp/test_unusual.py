@@ -255,6 +255,10 @@ def test_a_layer_that_is_replaced_after_wrapping_is_named(rank):
     ddp.module[2] = nn.Linear(3, 2)
     with pytest.raises(dist.UsageError, match=r"2\.weight, 2\.bias\. Wrap it again"):
         ddp(batch(0, ROWS)).sum().backward()
+    again = dist.DistributedDataParallel(chain())
+    again.module.load_state_dict(chain().state_dict(), assign=True)
+    with pytest.raises(dist.UsageError, match=r"wrapped, .*: 0\.weight, .* Wrap it again"):
+        again(batch(0, ROWS)).sum().backward()
 
 
 @pytest.mark.ranks(2)

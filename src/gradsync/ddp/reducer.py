@@ -84,7 +84,7 @@ class Reducer:
         self.unused_changed = False
         """Whether that was ever different from the pass before."""
         self.on_unused: Callable[[], None] = lambda: None
-        """Called when a parameter has no gradient here for the first time."""
+        """Called when parameters have no gradient here that always had one, or none has."""
         self.on_finish: list[Callable[[], None]] = []
         """Called at the end of each pass, when the gradients are the mean."""
         self.plan: BucketPlan = ()
@@ -299,6 +299,7 @@ class Reducer:
         if not arrivals.any():  # torch.autograd.grad: nothing was accumulated
             self.weight.unspend()
             self._forget_pass()
+            self.on_unused()  # or all of them were replaced
             return
         self._broken = _CUT_SHORT
         self.timing.note_computed()
