@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from gradsync.errors import UsageError
+
 __all__ = ["Arrivals", "Listener"]
 
 # Between two gradients smaller than this there is no time to reduce anything worth a look.
@@ -71,6 +73,7 @@ class Arrivals:
         self._task = -1
         self._nested = False
         self._forwards = 0
+        self._versions: list[int] | None = None
 
     # -- a pass -----------------------------------------------------------------------------------
 
@@ -97,6 +100,22 @@ class Arrivals:
             self.order.clear()
             self.runs[:] = [1] * len(self.runs)
         self._to_run[:] = self.runs
+        others = self._hook_count > len(self._handles)
+        self._versions = [param._version for param in self._params] if others else None
+
+    def check_untouched(self, names: Sequence[str]) -> None:
+        """Raise if others' hooks have changed parameters in this pass: before the mean is known."""
+        if self._versions is None:
+            return
+        states = zip(names, self._params, self._versions, strict=True)
+        changed = [name for name, param, version in states if param._version != version]
+        if changed:
+            raise UsageError(
+                f"hooks have changed parameters during backward: {', '.join(changed)}. An optimizer"
+                " that steps in register_post_accumulate_grad_hook() sees the gradients of this "
+                "rank alone, and the ranks diverge. Step after backward, or leave the optimizer to "
+                "the wrapper: ddp._register_fused_optim(torch.optim.SGD, lr=0.1)."
+            )
 
     def end(self) -> None:
         """Go back to the state between passes."""

@@ -301,6 +301,7 @@ class Reducer:
             self._forget_pass()
             self.on_unused()  # or all of them were replaced
             return
+        arrivals.check_untouched(self.names)
         self._broken = _CUT_SHORT
         self.timing.note_computed()
         with torch.no_grad():
