@@ -119,9 +119,8 @@ class Reducer:
     def _limits(self) -> tuple[int, ...]:
         if self.options.limits is not None:
             return self.options.limits
-        boards = self._make_engine is make_engine and has_boards(
-            self.group, [param.device for param in self.params]
-        )
+        devices = [param.device for param in self.params]
+        boards = self._make_engine is make_engine and has_boards(self.group, devices)
         return BOARD_LIMITS if boards else CALL_LIMITS
 
     def _plan_by_registration(self) -> None:
@@ -291,12 +290,13 @@ class Reducer:
         self.timing.note_launch()
         self._engine.launch(bucket, missing, self.weight.apply(bucket.flat))
 
-    def _finish(self) -> None:
+    def _finish(self, node: Any) -> None:
         """End the pass: launch what is left, wait for everything, settle what had no gradient."""
         if not self.is_open:
             return
         arrivals = self.arrivals
-        if not arrivals.any():  # torch.autograd.grad: nothing was accumulated
+        # Nothing was accumulated: this is torch.autograd.grad, or there was nothing on this rank.
+        if not arrivals.any() and (not self.plan or self._running.leads_to_params(node)):
             self.weight.unspend()
             self._forget_pass()
             self.on_unused()  # or all of them were replaced
