@@ -79,6 +79,18 @@ def test_buffer_hooks(rank, group):
         before = location is BufferHookLocation.PRE_FORWARD
         assert ddp.module.seen[0] == (0.5 if before else rank)
 
+    def halve(_, buffers):
+        buffers["1.running_mean"].div_(2)
+
+    norm = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    ddp = dist.DistributedDataParallel(norm)
+    ddp._register_buffer_comm_hook(None, halve)
+    out = ddp(batch(0, ROWS))
+    half = norm[1].running_mean.clone()
+    out.sum().backward()  # what batch norm has saved for it may change
+    assert half.abs().sum() > 0
+    torch.testing.assert_close(norm[1].running_mean, half)
+
 
 @pytest.mark.ranks(2)
 def test_replicate_leaves_the_module_what_it_is(rank):
@@ -163,6 +175,9 @@ def test_optimizers_that_step_in_backward(rank):
 @pytest.mark.ranks(2)
 def test_figures(rank):
     ddp = dist.DistributedDataParallel(make("unused"), find_unused_parameters=True)
+    ddp._set_ddp_runtime_logging_sample_rate(2)
+    with pytest.raises(ValueError, match="sample rate"):
+        ddp._set_ddp_runtime_logging_sample_rate(0)
     before = ddp._get_ddp_logging_data()
     assert before["module_name"] == "Unused"
     assert (before["rank"], before["world_size"], before["iteration"]) == (rank, 2, 0)

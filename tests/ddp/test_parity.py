@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import MODELS, ROWS, make, train
+from models import MODELS, ROWS, batch, make, train
 
 import gradsync as dist
 from gradsync.ddp.engine import BoardEngine, CallEngine
@@ -46,3 +46,18 @@ def test_same_as_one_process_on_an_odd_number_of_ranks(rank, world_size):
     for name in MODELS:
         for number, engine in enumerate((BoardEngine, CallEngine)):
             compare(name, rank, world_size, OPTIONS["static"], number == 0, engine)
+
+
+@pytest.mark.ranks(2, may_leave=["environment"])
+def test_more_forwards_of_reentrant_checkpoints_in_one_backward_than_at_first(rank):
+    ddp = dist.DistributedDataParallel(make("reentrant"), bucket_cap_mb=0)
+    alone = make("reentrant")
+    for step in range(6):
+        for model in (ddp, alone):
+            model.zero_grad()
+            other = model(batch(step, ROWS))  # whose backward may never come
+            outs = [model(batch(step + k + 9 * rank, ROWS)) for k in range(1 + step % 3)]
+            sum(out.square().sum() for out in outs + [other] * (step == 4)).backward()
+        for ours, theirs in zip(ddp.parameters(), alone.parameters(), strict=True):
+            dist.all_reduce(theirs.grad, dist.ReduceOp.AVG)
+            torch.testing.assert_close(ours.grad, theirs.grad)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import Momentum, batch, make
+from models import ROWS, Momentum, batch, make
 from torch import nn
 
 import gradsync as dist
@@ -117,3 +117,33 @@ def test_several_joinables(rank, group):
     assert counter.total == 7
     with pytest.raises(ValueError, match="same process group"):
         dist.Join([counter, dist.DistributedDataParallel(Scale(), process_group=dist.new_group())])
+
+
+class _Sometimes(nn.Module):
+    """Has nothing to do for some inputs: its output depends on no parameter then."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = make("plain")
+
+    def forward(self, x, nothing):
+        if nothing is None:
+            return self.net(x).square().sum()
+        return torch.tensor(0.0, requires_grad=True) if nothing == "leaf" else 2 * x.sum()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("nothing", ["leaf", "result"])
+def test_a_rank_whose_output_depends_on_no_parameter(rank, nothing):
+    ddp, alone = dist.DistributedDataParallel(_Sometimes()), _Sometimes()
+    for step in range(7):
+        x = batch(step + 9 * rank, ROWS).requires_grad_()
+        idle = nothing if step in (0, 3, 4) and rank == step % 2 else None
+        for model in (ddp, alone):
+            model.zero_grad()
+            model(x, idle).backward()
+            torch.autograd.grad(model(x, None), x)  # makes no calls
+        for p, q in zip(ddp.parameters(), alone.parameters(), strict=True):
+            mean = torch.zeros_like(q) if q.grad is None else q.grad
+            dist.all_reduce(mean, dist.ReduceOp.AVG)
+            torch.testing.assert_close(p.grad, mean)

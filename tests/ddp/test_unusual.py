@@ -246,6 +246,28 @@ def test_hooks_on_parameters_run_before_gradients_are_sent(rank):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_hooks_that_step_with_gradients_of_one_rank_are_an_error(rank, late, drop):
+    def step(param):
+        with torch.no_grad():
+            param -= 0.1 * param.grad
+        if drop:
+            param.grad = None
+
+    model = chain()
+    if not late:
+        model[1].weight.register_post_accumulate_grad_hook(step)
+    ddp = dist.DistributedDataParallel(model, bucket_cap_mb=0)
+    if late:
+        for k in range(3):
+            ddp(batch(k, ROWS)).sum().backward()
+        model[1].weight.register_post_accumulate_grad_hook(step)
+    with pytest.raises(dist.UsageError, match=r"during backward: 1\.weight\. An optimizer"):
+        ddp(batch(rank, ROWS)).sum().backward()
+
+
+@pytest.mark.ranks(2)
 def test_a_layer_that_is_replaced_after_wrapping_is_named(rank):
     ddp = dist.DistributedDataParallel(chain())
     for step in range(3):
@@ -255,6 +277,10 @@ def test_a_layer_that_is_replaced_after_wrapping_is_named(rank):
     ddp.module[2] = nn.Linear(3, 2)
     with pytest.raises(dist.UsageError, match=r"2\.weight, 2\.bias\. Wrap it again"):
         ddp(batch(0, ROWS)).sum().backward()
+    again = dist.DistributedDataParallel(chain())
+    again.module.load_state_dict(chain().state_dict(), assign=True)
+    with pytest.raises(dist.UsageError, match=r"wrapped, .*: 0\.weight, .* Wrap it again"):
+        again(batch(0, ROWS)).sum().backward()
 
 
 @pytest.mark.ranks(2)

@@ -12,10 +12,15 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from gradsync.errors import UsageError
+
 __all__ = ["Arrivals", "Listener"]
 
 # Between two gradients smaller than this there is no time to reduce anything worth a look.
 _POLL_ELEMENTS = 1 << 16
+
+# Which backward is running: a re-entrant checkpoint begins another one inside.
+_current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 Hook: TypeAlias = Callable[[Any], None]
 
@@ -65,6 +70,10 @@ class Arrivals:
         self.order: list[int] = []
         """The parameters in the order of arrival, while learning."""
         self.learning = True
+        self._task = -1
+        self._nested = False
+        self._forwards = 0
+        self._versions: list[int] | None = None
 
     # -- a pass -----------------------------------------------------------------------------------
 
@@ -73,8 +82,16 @@ class Arrivals:
         self.learning = True
         self.order.clear()
 
-    def begin(self, hold: bool) -> None:
-        """Make the counts ready for a pass; with ``hold``, no bucket is full before its end."""
+    def begin(self, hold: bool, forwards: int) -> None:
+        """Make the counts ready for a pass; with ``hold``, no bucket is full before its end.
+
+        ``forwards`` are waiting for their backward, and this one may be theirs, too. In re-entrant
+        checkpoints, gradients then come more often than they did when there were fewer.
+        """
+        if self.learning:
+            self._task, self._nested, self._forwards = _current_task(), False, forwards
+        elif self._nested and forwards > self._forwards:
+            hold = True
         # One more than will ever come.
         extra = 1 if self.learning or hold else 0
         self.remaining[:] = [size + extra for size in self._sizes]
@@ -83,6 +100,22 @@ class Arrivals:
             self.order.clear()
             self.runs[:] = [1] * len(self.runs)
         self._to_run[:] = self.runs
+        others = self._hook_count > len(self._handles)
+        self._versions = [param._version for param in self._params] if others else None
+
+    def check_untouched(self, names: Sequence[str]) -> None:
+        """Raise if others' hooks have changed parameters in this pass: before the mean is known."""
+        if self._versions is None:
+            return
+        states = zip(names, self._params, self._versions, strict=True)
+        changed = [name for name, param, version in states if param._version != version]
+        if changed:
+            raise UsageError(
+                f"hooks have changed parameters during backward: {', '.join(changed)}. An optimizer"
+                " that steps in register_post_accumulate_grad_hook() sees the gradients of this "
+                "rank alone, and the ranks diverge. Step after backward, or leave the optimizer to "
+                "the wrapper: ddp._register_fused_optim(torch.optim.SGD, lr=0.1)."
+            )
 
     def end(self) -> None:
         """Go back to the state between passes."""
@@ -188,6 +221,7 @@ class Arrivals:
         def hook(param: object) -> None:
             first = not self.fired[number]
             on_grad(param)
+            self._nested |= _current_task() != self._task
             if first and self.fired[number]:
                 self.order.append(number)
             elif not first:

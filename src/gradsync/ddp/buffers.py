@@ -69,7 +69,9 @@ class BufferSync:
             with torch.no_grad(), explaining(WHILE_COPYING_BUFFERS):
                 broadcast_tensors(list(buffers.values()), self.group, root)
             return
-        futures = hook.call(hook.state, buffers)
+        # By .data, as in broadcast_tensors: what backward has saved is not changed by this.
+        with torch.no_grad():
+            futures = hook.call(hook.state, {name: b.data for name, b in buffers.items()})
         if futures is not None:
             self._pending += futures if isinstance(futures, Iterable) else [futures]
 

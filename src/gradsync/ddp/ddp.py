@@ -328,6 +328,11 @@ class DistributedDataParallel(nn.Module, Joinable):
             join_uneven_inputs=int(self._join_config.enable),
         )
 
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Accept how often times are taken; here it is always."""
+        if sample_rate < 1:
+            raise UsageError(f"a sample rate is a number of iterations, got {sample_rate}")
+
     def _set_static_graph(self) -> None:
         """Accept that the graph does not change; nothing depends on it."""
         self.static_graph = True

@@ -27,6 +27,7 @@ from gradsync.ddp.engine import (
     has_boards,
     make_engine,
 )
+from gradsync.ddp.forwards import Forwards
 from gradsync.ddp.planner import BucketPlan, TensorSpec, plan_arrival, plan_initial
 from gradsync.ddp.running import Running
 from gradsync.ddp.sparse import mean_sparse
@@ -71,6 +72,7 @@ class Reducer:
         self.arrivals = Arrivals(self.params)
         self.weight = PassWeight(self.params)
         self.timing = Timing()
+        self.forwards = Forwards()
         self.armed = False
         """Whether a backward that passes no output of ours is synchronised, too."""
         self.is_open = False
@@ -82,7 +84,7 @@ class Reducer:
         self.unused_changed = False
         """Whether that was ever different from the pass before."""
         self.on_unused: Callable[[], None] = lambda: None
-        """Called when a parameter has no gradient here for the first time."""
+        """Called when parameters have no gradient here that always had one, or none has."""
         self.on_finish: list[Callable[[], None]] = []
         """Called at the end of each pass, when the gradients are the mean."""
         self.plan: BucketPlan = ()
@@ -117,9 +119,8 @@ class Reducer:
     def _limits(self) -> tuple[int, ...]:
         if self.options.limits is not None:
             return self.options.limits
-        boards = self._make_engine is make_engine and has_boards(
-            self.group, [param.device for param in self.params]
-        )
+        devices = [param.device for param in self.params]
+        boards = self._make_engine is make_engine and has_boards(self.group, devices)
         return BOARD_LIMITS if boards else CALL_LIMITS
 
     def _plan_by_registration(self) -> None:
@@ -230,7 +231,7 @@ class Reducer:
             self.open()
         return self.is_open
 
-    def open(self, _: object = None) -> None:
+    def open(self) -> None:
         """Begin a pass, unless one is open; it ends with the backward that is running.
 
         Called when backward reaches an output of the module: before any parameter, and in the
@@ -244,7 +245,7 @@ class Reducer:
         self.is_open = True
         self._launched = 0
         # What another reducer averages in this backward is averaged again after that: the same.
-        self.arrivals.begin(hold=self._running.has_rival())
+        self.arrivals.begin(self._running.has_rival(), len(self.forwards))
         self._running.begin(self._finish)
 
     def bucket_full(self) -> None:
@@ -289,15 +290,18 @@ class Reducer:
         self.timing.note_launch()
         self._engine.launch(bucket, missing, self.weight.apply(bucket.flat))
 
-    def _finish(self) -> None:
+    def _finish(self, node: Any) -> None:
         """End the pass: launch what is left, wait for everything, settle what had no gradient."""
         if not self.is_open:
             return
         arrivals = self.arrivals
-        if not arrivals.any():  # torch.autograd.grad: nothing was accumulated
+        # Nothing was accumulated: this is torch.autograd.grad, or there was nothing on this rank.
+        if not arrivals.any() and (not self.plan or self._running.leads_to_params(node)):
             self.weight.unspend()
             self._forget_pass()
+            self.on_unused()  # or all of them were replaced
             return
+        arrivals.check_untouched(self.names)
         self._broken = _CUT_SHORT
         self.timing.note_computed()
         with torch.no_grad():

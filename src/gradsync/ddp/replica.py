@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from gradsync.ddp.bucket import Bucket
 from gradsync.ddp.buffers import BufferHookLocation, BufferSync
@@ -50,6 +51,7 @@ class Replica:
         self.ignored = frozenset(ignored) | frozenset(getattr(module, _IGNORED, ()))
         self.sync_gradients = True
         self._is_new = True
+        self._leaf_hook: RemovableHandle | None = None
         self.comm_hook_name: str | None = None
         self.sync_buffers_next = True
         self.buffer_sync = BufferSync(module, group, self.ignored)
@@ -141,11 +143,16 @@ class Replica:
         self.reducer.armed = self.sync_buffers_next = self.sync_gradients
         if not self.sync_gradients:
             return
-        opened = self.reducer.open
-        tensor: Any
-        for tensor in (output,) if isinstance(output, torch.Tensor) else tensors_in(output):
-            if tensor.requires_grad and tensor.grad_fn is not None:
-                tensor.register_hook(opened)
+        opened = self.reducer.forwards.begin(self.reducer.open)
+        found: Any = (output,) if isinstance(output, torch.Tensor) else tensors_in(output)
+        tensors = [tensor for tensor in found if tensor.requires_grad]
+        results = [tensor for tensor in tensors if tensor.grad_fn is not None]
+        for tensor in results:
+            tensor.register_hook(opened)
+        if tensors and not results:  # nothing to do here: torch.tensor(0.0, requires_grad=True)
+            if self._leaf_hook is not None:
+                self._leaf_hook.remove()  # a leaf may be the same in each forward
+            self._leaf_hook = tensors[0].register_hook(opened)
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Average buckets by ``hook`` from now on; once only."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +22,29 @@ class Running:
         self._ids = frozenset(map(id, params))
         self._end: Callable[[], object] = lambda: None
 
-    def begin(self, end: Callable[[], None]) -> None:
-        """Have ``end`` called when the backward that is going on ends, unless it raises."""
-        self._end = weakref.ref(end)
+    def begin(self, end: Callable[[Any], None]) -> None:
+        """Have ``end`` called when the backward that is going on ends, unless it raises.
+
+        It gets the node of the graph where backward is now. Nobody else keeps that: the graph of a
+        backward that raises must not outlive it.
+        """
+        at_end = partial(end, torch._C._current_autograd_node())
+        self._end = weakref.ref(at_end)
         _all.add(self)
         engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(end)
+        engine.queue_callback(at_end)
+
+    def leads_to_params(self, node: Any) -> bool:
+        """Return whether a graph has parameters of this reducer below ``node``."""
+        seen, to_see = {node}, [node]
+        while to_see:
+            node = to_see.pop()
+            if id(getattr(node, "variable", None)) in self._ids:
+                return True
+            new = {below for below, _ in node.next_functions if below is not None} - seen
+            seen |= new
+            to_see.extend(new)
+        return False
 
     def end(self) -> None:
         """Forget the backward."""
