@@ -157,7 +157,15 @@ def groups(rank, size):
     x = torch.tensor([float(rank)])
     dist.all_reduce(x, group=mesh.get_group("across"))
     dist.destroy_process_group(backwards)
-    return [*out, x]
+    out.append(x)
+    for ranks in ([0], range(size), range(size)):  # the same ones again are another group
+        part = dist.group.WORLD.split_group(list(ranks))
+        assert (part is None) == (rank not in ranks)
+        if part is not None:
+            x = torch.tensor([rank + 1.0])
+            dist.all_reduce(x, group=part)
+            out += [x, torch.tensor([part.rank(), part.size()])]
+    return out
 
 
 def messages(rank, size):
@@ -258,6 +266,10 @@ def two_devices(rank, size):
     dist.all_reduce(x)
     assert x.item() == size
     dist.barrier()
+    with pytest.raises(ValueError, match="knows CPUs only"):
+        group.split_group([0, 1])
+    with pytest.raises(ValueError, match=r"different ranks of its group, got \[0, 7\]"):
+        group.split_group([0, 7])
 
 
 @pytest.mark.filterwarnings("ignore")

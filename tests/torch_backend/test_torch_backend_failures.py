@@ -62,9 +62,26 @@ def wrong_arguments(rank, size):
     dist.barrier()
 
 
+def error_in_a_hook(rank, size):
+    def hook(state, bucket):
+        def refuse(future):
+            raise KeyError("not mine")
+
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(refuse)
+
+    hook.__annotations__ = {
+        "bucket": dist.GradBucket,
+        "return": torch.futures.Future[torch.Tensor],
+    }
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    model.register_comm_hook(None, hook)
+    with pytest.raises(RuntimeError, match="KeyError: 'not mine'"):
+        model(torch.ones(2, 4)).sum().backward()
+
+
 @pytest.mark.parametrize(
     "program",
-    [different_sizes, one_comes_late, one_aborts, wrong_arguments],
+    [different_sizes, one_comes_late, one_aborts, wrong_arguments, error_in_a_hook],
     ids=lambda p: p.__name__,
 )
 def test_failure_is_torchs_and_named(store, rank, world_size, program):

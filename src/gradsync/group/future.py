@@ -69,11 +69,15 @@ def _as_torch_has_it(error: Exception) -> RuntimeError:
 class _Refusal:
     """The value of a future whose call failed, for readers in C++, who do not look for an error.
 
-    They ask Python for the tensors inside, which is done by pickling; that raises the error.
+    They ask Python for the tensors inside, which is done by pickling; that raises the error. Those
+    who wait for a hook in Python take the value for a tensor, and then name it: its name raises.
     """
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self._error
+
+    def __str__(self) -> str:
         raise self._error

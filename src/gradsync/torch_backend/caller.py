@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -11,13 +12,14 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
 
-from gradsync.errors import DistError
+from gradsync.errors import DistError, UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.torch_backend.arguments import Wanted
 from gradsync.torch_backend.buckets import Buckets
 from gradsync.torch_backend.cpu import CpuBackend
 from gradsync.torch_backend.failures import torch_error
 from gradsync.torch_backend.flight import open_recorder
+from gradsync.torch_backend.forming import form
 from gradsync.torch_backend.pass_end import PassEnd
 from gradsync.torch_backend.register import NAME
 from gradsync.torch_backend.work import Done, InFlight, Several, Tensors, TorchWork
@@ -168,6 +170,40 @@ class Caller(_TorchGroup):  # type: ignore[misc]
 
     def _wait_for_pending_works(self) -> None:
         self.group.barrier()
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> Caller | None:
+        """Form a group of some ranks of this one, all of which call this; others get None.
+
+        torch's own method would look for a backend that it made itself, and crash.
+        """
+        ranks = sorted(new_ranks)
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size())):
+            raise UsageError(f"split_group takes different ranks of its group, got {new_ranks}")
+        if self._has_other_devices:
+            raise UsageError("split_group knows CPUs only here; use torch.distributed.new_group")
+        if self.rank() not in ranks:
+            return None
+        name = group_name or f"{self._name}:split:{ranks}"
+        store = c10d.PrefixStore(f"{name}/", self._store)
+        limit = timeout or self._timeout
+        place = ranks.index(self.rank()), len(ranks)
+        world_ranks = tuple(self.group.members.world_rank(rank) for rank in ranks)
+        try:
+            group = form(store, *place, limit, name=name, world_ranks=world_ranks)
+        except DistError as error:
+            raise torch_error(error) from error
+        made = type(self)(group, store, limit)
+        made.setGroupName(name)
+        made.setGroupDesc(group_desc or f"{self._description}:split")
+        return made
 
     # -- limits and the end -----------------------------------------------------------------------
 

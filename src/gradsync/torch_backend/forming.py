@@ -1,0 +1,52 @@
+"""Forms groups for torch: the ranks meet at the store that torch hands over."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from gradsync.backends.forming import Invitation
+from gradsync.base.deadline import Deadline, limit_of
+from gradsync.group.group import ProcessGroup
+from gradsync.group.members import Members
+from gradsync.rendezvous.meeting import meet
+from gradsync.session.ending import watch_for_the_end
+from gradsync.session.lifecycle import form_group
+from gradsync.stores.torch_store import from_torch
+
+__all__ = ["form"]
+
+
+def form(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    *,
+    name: str,
+    world_ranks: tuple[int, ...] = (),
+) -> ProcessGroup:
+    """Return a group of gradsync of all who call this with the same store of torch."""
+    limit_s = limit_of(timeout)
+    deadline = Deadline(limit_s)
+    # The store may have served an earlier group of this name: meeting finds the round that is ours.
+    invitation = Invitation()
+    meeting = meet(
+        store=from_torch(store),
+        rank=rank,
+        world_size=size,
+        timeout=limit_s,
+        preparation=invitation,
+    )
+    members = Members(
+        name=name,
+        description="torch.distributed",
+        ranks=world_ranks or tuple(range(size)),
+        rank=rank,
+        evidence=tuple(member.evidence for member in meeting.members),
+        store=meeting.store,
+    )
+    # The store is left alone from here on, also at the end: whoever serves it may be gone by then.
+    group = form_group(members, meeting.store, deadline, limit_s, invitation=invitation)
+    watch_for_the_end(group)
+    return group
