@@ -310,13 +310,20 @@ def test_what_has_no_data_is_left_to_torch(store, rank, world_size):
 
 def recorded_calls(rank, size):
     group = dist.new_group([1, 0], sort_ranks=False)
-    for _ in range(3):
+    dist.all_reduce(torch.ones(4), async_op=True).wait()
+    exchange = dist.send if rank == 0 else dist.recv
+    exchange(torch.ones(1), 1 - rank)  # the first message right after the first collective
+    for _ in range(2):
         dist.all_reduce(torch.ones(4), async_op=True).wait()
     dist.all_gather_single(torch.empty(2 * size), torch.ones(2), group=group)
-    if rank == 0:
-        dist.send(torch.ones(1), 1)
-    else:
-        dist.recv(torch.ones(1), 0)
+    parts = list(torch.ones(size, 3))
+    dist.all_gather(parts, parts[rank])
+    dist.reduce_scatter(torch.empty(3), parts)
+    sizes = [1 + rank] * size  # what ranks give and get may differ
+    dist.all_to_all_single(torch.ones(3), torch.ones(sum(sizes)), [1, 2], sizes)
+    dist.all_reduce(torch.eye(3).to_sparse())
+    dist.gather(torch.ones(2), list(torch.ones(size, 2)) if rank == 0 else None)
+    dist.scatter(torch.ones(2), list(torch.ones(size, 2)) if rank == 0 else None)
     dist.barrier()
 
 
@@ -342,6 +349,12 @@ def test_last_calls_are_written_for_torchs_analyser(
     assert [e["profiling_name"] for e in entries if not e["is_p2p"]] == [
         *["gloo:all_reduce"] * 3,
         "gloo:all_gather_single",
+        "gloo:all_gather",
+        "gloo:reduce_scatter",
+        "gloo:all_to_all",
+        "gloo:all_reduce",
+        "gloo:gather",
+        "gloo:scatter",
         "gloo:barrier",
     ]
     assert {entry["state"] for entry in entries} == {"completed"}
@@ -350,4 +363,4 @@ def test_last_calls_are_written_for_torchs_analyser(
         dumps = {str(r): read_dump("rank_", f"{folder}/rank_{r}") for r in range(world_size)}
         arguments = JobConfig().parse_args([folder, "--prefix", "rank_"])
         database = build_db(dumps, arguments, dumps["0"]["version"])
-        assert [call.pass_check for call in database.collectives] == [True] * 6
+        assert [call.pass_check for call in database.collectives] == [True] * 12

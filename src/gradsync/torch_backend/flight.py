@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -25,6 +25,12 @@ _VERSION = "2.10"
 # torch's analyser knows a fixed list of libraries by name, and refuses others.
 _LIBRARY = "gloo"
 _MESSAGES = ("send", "recv")
+# Of the calls of this name only, the analyser allows that ranks give parts of different sizes.
+_NAMES = {"all_to_all_single": "all_to_all"}
+_OUTPUT_FIRST = {
+    *("all_gather", "all_gather_single", "scatter", "reduce_scatter", "reduce_scatter_single"),
+    *("all_to_all", "all_to_all_single"),
+}
 
 
 def open_recorder(group: ProcessGroup) -> FlightRecorder | None:
@@ -64,25 +70,29 @@ class FlightRecorder:
         self._ranks = group.members.ranks
         self._entries: deque[dict[str, Any]] = deque(maxlen=calls)
         self._counts = {"collective_seq_id": 0, "p2p_seq_id": 0}
+        self._begun = 0
         _recorders.add(self)
 
     def begin(self, name: str, timeout_s: float, outputs: Any, arguments: Sequence[Any]) -> Any:
         """Note that a call begins, and return its entry."""
         is_message = name in _MESSAGES
-        self._counts["p2p_seq_id" if is_message else "collective_seq_id"] += 1
-        written = {tensor.data_ptr() for tensor in outputs}
-        given = [t for t in _tensors(arguments) if t.data_ptr() not in written] or list(outputs)
+        # Messages count down: next to a collective of the same number, torch's analyser would take
+        # one for a part of it.
+        self._counts["p2p_seq_id"] -= is_message
+        self._counts["collective_seq_id"] += not is_message
+        self._begun += 1
+        given = _inputs(name, arguments) or list(outputs)
         entry = {
-            "profiling_name": f"{_LIBRARY}:{name}{self._route(name, arguments)}",
+            "profiling_name": f"{_LIBRARY}:{_NAMES.get(name, name)}{self._route(name, arguments)}",
             "process_group": (self.name, self.description),
             "pg_id": 0,
-            "op_id": sum(self._counts.values()),
+            "op_id": self._begun,
             **self._counts,
             "is_p2p": is_message,
             "time_created_ns": time.time_ns(),
-            "input_sizes": [list(tensor.shape) for tensor in given],
+            "input_sizes": _sizes(given),
             "input_dtypes": [_type_name(tensor) for tensor in given],
-            "output_sizes": [list(tensor.shape) for tensor in outputs],
+            "output_sizes": _sizes(outputs),
             "output_dtypes": [_type_name(tensor) for tensor in outputs],
             "state": "started",
             "time_discovered_started_ns": time.time_ns(),
@@ -117,10 +127,9 @@ class FlightRecorder:
     def status(self) -> dict[str, int]:
         """Return how far the group has come."""
         done = [e["op_id"] for e in self._entries if e["state"] == "completed"]
-        begun = sum(self._counts.values())
         return {
-            "last_enqueued_collective": begun,
-            "last_started_collective": begun,
+            "last_enqueued_collective": self._begun,
+            "last_started_collective": self._begun,
             "last_completed_collective": max(done, default=-1),
         }
 
@@ -133,14 +142,16 @@ class FlightRecorder:
 _recorders: WeakSet[FlightRecorder] = WeakSet()
 
 
-def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += [each for each in value if isinstance(each, torch.Tensor)]
-    return found
+def _inputs(name: str, arguments: Sequence[Any]) -> list[torch.Tensor]:
+    given = arguments[int(name in _OUTPUT_FIRST)] if arguments else None
+    return [given] if isinstance(given, torch.Tensor) else list(given or ())
+
+
+def _sizes(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Return shapes, of which the analyser looks at the first: the parts of a list are one."""
+    if len(tensors) > 1:
+        return [[sum(tensor.numel() for tensor in tensors)]]
+    return [list(tensor.shape) for tensor in tensors]
 
 
 def _type_name(tensor: torch.Tensor) -> str:
