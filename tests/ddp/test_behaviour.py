@@ -295,6 +295,8 @@ def test_arguments_are_checked():
         wrap(nn.ReLU())
     with pytest.raises(RuntimeError, match="not initialised yet"):
         wrap(nn.LazyLinear(3))
+    with pytest.raises(RuntimeError, match="'weight' is on the meta device"):
+        wrap(nn.Linear(2, 2, device="meta"))
     with pytest.warns(FutureWarning, match="check_reduction"):
         wrap(model, check_reduction=True)
     with pytest.warns(FutureWarning, match="forward_sync_buffers was given"):

@@ -235,6 +235,11 @@ def _check_parameters(named: list[tuple[str, nn.Parameter]]) -> None:
                 f"the parameter {name!r} is not initialised yet; run a forward through the lazy "
                 "modules before wrapping"
             )
+        if param.is_meta:
+            raise UsageError(
+                f"the parameter {name!r} is on the meta device, without values; call "
+                "module.to_empty(device=...) and initialise or load them before wrapping"
+            )
     if not any(param.requires_grad for _, param in named):
         raise UsageError(
             "the module has no parameter that requires a gradient; there is nothing to synchronise"
