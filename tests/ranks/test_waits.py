@@ -4,6 +4,7 @@ import ctypes
 import os
 import re
 import signal
+import sys
 import threading
 import time
 
@@ -15,6 +16,7 @@ from gradsync import _native
 from gradsync.backends.call import NO_BUFFER, Call
 from gradsync.backends.ops import BARRIER
 from gradsync.backends.translate import call_error
+from gradsync.backends.waits import stack_of
 from gradsync.testing import faults
 
 
@@ -238,3 +240,12 @@ def test_failure_that_cannot_be_is_called_a_bug():
         str(error)
     )
     dist.destroy_process_group()
+
+
+def test_frames_inside_of_gradsync_do_not_crowd_out_the_callers_line():
+    inside = {"stack_of": stack_of, "sys": sys}
+    text = "def call(deep):\n    return call(deep - 1) if deep else stack_of(sys._getframe())"
+    exec(compile(text, dist.__file__, "exec"), inside)
+    lines = inside["call"](20)
+    assert "test_waits.py" in lines[-1]
+    assert 'inside["call"](20)' in lines[-1]

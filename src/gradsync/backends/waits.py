@@ -31,6 +31,8 @@ __all__ = [
 
 _log = logging.getLogger("gradsync")
 
+_OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
 _DEEPEST = 8
 """Frames of a stack that are told, the innermost ones."""
 
@@ -44,7 +46,7 @@ def watch_waits() -> None:
 def _own_folders() -> list[str]:
     # Found without importing it: this layer does not know torch.
     torch = sys.modules.get("torch")
-    return [os.path.dirname(os.path.dirname(__file__)), *getattr(torch, "__path__", ())]
+    return [_OUR_FOLDER.removesuffix(os.sep), *getattr(torch, "__path__", ())]
 
 
 def tell_late(
@@ -100,8 +102,15 @@ def present_site() -> str:
 
 
 def stack_of(frame: FrameType | None) -> list[str]:
-    """Return the innermost lines of a stack, the innermost last."""
+    """Return the innermost lines of a stack, the innermost last.
+
+    Without those inside of a call of gradsync, which would take the place of the caller's.
+    """
     lines: list[str] = []
+    outside = frame
+    while outside is not None and outside.f_code.co_filename.startswith(_OUR_FOLDER):
+        outside = outside.f_back
+    frame = outside or frame
     while frame is not None and len(lines) < _DEEPEST:
         code = frame.f_code
         source = linecache.getline(code.co_filename, frame.f_lineno).strip()
