@@ -148,7 +148,8 @@ void Queue::work() {
       if (closing_) return;
       if (entries_.empty()) continue;
     }
-    if (!turn_.take(Deadline::never()).ok()) continue;
+    // Not for ever: who has the turn may close the queue, in a signal handler.
+    if (!turn_.take(Deadline::after(1e-9 * look_around_ns)).ok()) continue;
     if (waiting_.load(std::memory_order_acquire) != 0) {
       carry_out_first();
       if (working_for != this) return;  // and there may be no `this` any more
@@ -178,7 +179,7 @@ void Queue::stand_back(std::unique_lock<std::mutex>& lock) {
 }
 
 void Queue::drain(Deadline deadline) {
-  if (carrying_out == this) return;
+  if (carrying_out == this || has_turn_of == this) return;
   bool has_worker = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -210,7 +211,8 @@ void Queue::close() {
     worker->join();
   }
   // Nor may a call go on that a waiter carries out: its memory is free from here on.
-  if (carrying_out != this && turn_.take(Deadline::after(to_notice_s)).ok()) turn_.give_back();
+  const bool is_ours = carrying_out == this || has_turn_of == this;
+  if (!is_ours && turn_.take(Deadline::after(to_notice_s)).ok()) turn_.give_back();
   for (const Entry& entry : left) {
     entry.ticket->complete(destroyed());
   }

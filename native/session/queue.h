@@ -110,10 +110,18 @@ class Queue {
 
 // The queue whose call the present thread carries out: calls made from within belong to it.
 inline thread_local const Queue* carrying_out = nullptr;
+// The queue whose turn the present thread has for a call of its own. A signal handler that runs
+// meanwhile can close it, but would wait for ever for the turn.
+inline thread_local const Queue* has_turn_of = nullptr;
 
 template <typename Function>
 Status Queue::run(Deadline deadline, Function call) {
   if (carrying_out == this) return call();
+  if (has_turn_of == this) {
+    return Status::error(Code::invalid,
+                         "this thread is inside a call of the group already, as in a signal "
+                         "handler, and can make no other before that one is over");
+  }
   while (true) {
     if (!turn_.try_take()) {
       const Status status = turn_.take(deadline);
@@ -123,7 +131,9 @@ Status Queue::run(Deadline deadline, Function call) {
     let_go_of_lock();
     carry_out_first();
   }
+  const Queue* const outer = std::exchange(has_turn_of, this);
   Status status = call();
+  has_turn_of = outer;
   turn_.give_back();
   return status;
 }

@@ -181,6 +181,20 @@ TEST(nothing_is_carried_out_any_more_once_a_queue_is_closed) {
   caller.join();
 }
 
+TEST(who_is_inside_a_call_may_close_but_not_make_another) {
+  Queue queue;
+  const auto nothing = [] { return Status::success(); };
+  CHECK_OK(queue.run(Deadline::never(), [&] {  // what follows stands for a signal handler
+    const auto next = queue.post(nothing);
+    ::usleep(20'000);  // until the worker waits for the turn
+    CHECK(queue.run(Deadline::never(), nothing).code == Code::invalid);
+    queue.drain(Deadline::never());
+    queue.close();
+    CHECK(next->done() && next->status().code == Code::aborted);
+    return Status::success();
+  }));
+}
+
 TEST(call_that_is_destroyed_in_flight_is_told_to_those_who_are_in_it) {
   std::atomic<bool> told{false};
   run_threads(3, [&](Session& session) {

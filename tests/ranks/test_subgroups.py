@@ -287,3 +287,21 @@ def test_mistakes_in_shrinking_are_of_torchs_kind(rank):
     with pytest.raises(ValueError, match="SHRINK_ABORT"):
         dist.shrink_group([1 - rank], shrink_flags=2)
     dist.barrier()
+
+
+@pytest.mark.ranks(3, group=False)
+def test_shrinking_may_be_tried_again(rank, world_size, store):
+    dist.init_process_group(store=store, rank=rank, world_size=world_size)
+    if rank < 2:
+        if rank == 0:
+            dist.group.WORLD.set_timeout(0.2)
+        else:
+            store.get("gave up")
+        with pytest.raises(dist.DistError):  # rank 1 is late, and rank 0 has gone when it comes
+            dist.shrink_group([2])
+        store.set("gave up" if rank == 0 else "was told", "yes")
+        store.get("was told")
+        time.sleep(0.3 * rank)  # long enough for rank 0 to find what is left of the first attempt
+        dist.group.WORLD.set_timeout(20)
+        assert total(dist.shrink_group([2])) == 1.0
+    dist.destroy_process_group()

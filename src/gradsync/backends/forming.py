@@ -135,11 +135,12 @@ class _Forming:
             self._bootstrap.store.set("lobby", _card(founder))
         if made_here:
             founder.prepare(len(self._bootstrap.evidence), STAGING_BYTES, self._world)
-        session = self._hand_out(founder)
-        if must_tell:
-            with contextlib.suppress(DistError):  # all have come; the store may go
-                self._bootstrap.store.delete_key("lobby")
-        return session
+        try:
+            return self._hand_out(founder)
+        finally:  # all have come, or nobody shall any more
+            if must_tell:
+                with contextlib.suppress(DistError):  # the store may be gone
+                    self._bootstrap.store.delete_key("lobby")
 
     def come(self) -> _native.Session:
         """Get the memory from rank 0."""

@@ -12,7 +12,7 @@ from gradsync.group.members import Members
 from gradsync.group.world import default_group, replace_default_group, resolve
 from gradsync.session.ending import watch_for_the_end
 from gradsync.session.lifecycle import destroy_process_group, form_group
-from gradsync.session.subgroups import split_group
+from gradsync.session.subgroups import split_group, unused_name
 from gradsync.stores.prefix import PrefixStore
 
 __all__ = ["SHRINK_ABORT", "SHRINK_DEFAULT", "shrink_group"]
@@ -84,7 +84,8 @@ def _shrink_world(old: ProcessGroup, stay: list[int], options: Any) -> ProcessGr
     store = old.members.store
     if store is None:
         raise UsageError(f"{old!r} was made without a store, so it cannot be shrunk")
-    own = PrefixStore("without/" + "_".join(map(str, stay)), store)
+    # An attempt that failed must not be in the way of the next.
+    own = PrefixStore(f"without/{unused_name(old, tuple(stay))}", store)
     members = Members(
         name="world",
         description=old.group_desc,

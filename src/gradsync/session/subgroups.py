@@ -21,7 +21,13 @@ from gradsync.session.lifecycle import (
 )
 from gradsync.stores.store import Store
 
-__all__ = ["new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"]
+__all__ = [
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "split_group",
+    "unused_name",
+]
 
 
 def new_group(
@@ -79,7 +85,7 @@ def _form(
     chosen = _check(world, ranks)
     if sort_ranks:
         chosen = sorted(chosen)
-    name = _name(world, tuple(chosen) if members_only else ())
+    name = unused_name(world, tuple(chosen) if members_only else ())
     if not members_only:
         _agree(world, store, name, chosen)
     if world.rank() not in chosen:
@@ -153,7 +159,7 @@ def _as_ranks(ranks: Sequence[int]) -> list[int]:
         raise TypeError(f"ranks is a list of numbers, got {ranks!r}") from None
 
 
-def _name(world: ProcessGroup, known_to: tuple[int, ...]) -> str:
+def unused_name(world: ProcessGroup, known_to: tuple[int, ...]) -> str:
     """Return a name that was never used on this store and on which all who call agree.
 
     What only its members know of is counted by its ranks: they agree on that without the others.
