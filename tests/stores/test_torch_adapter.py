@@ -185,6 +185,20 @@ def test_torchs_errors_become_ours(make: Callable[[], object] | None, tmp_path: 
             store.queue_pop("q", block=False)
 
 
+def test_waiting_in_vain_at_a_torch_server_leaves_stderr_alone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    # Ranks that wait for a late one look up now and then; torch would warn of sockets each time.
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = from_torch(dist.PrefixStore("inner", dist.PrefixStore("outer", server)))
+    store.set("there", "v")
+    store.wait(["there"], 1)
+    store.wait([], 1)
+    with pytest.raises(StoreTimeout, match="'missing'"):
+        store.wait(["there", "missing"], 0.05)
+    assert capfd.readouterr().err == ""
+
+
 def test_lost_torch_server_is_a_connection_error() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = from_torch(dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=5)))

@@ -6,12 +6,13 @@ Torch is imported on first use only, so that programs without tensors start with
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from gradsync.base.deadline import Timeout, seconds
+from gradsync.base.deadline import Deadline, Timeout, seconds
 from gradsync.errors import (
     DistError,
     DistNetworkError,
@@ -21,7 +22,7 @@ from gradsync.errors import (
     StoreTimeout,
     UsageError,
 )
-from gradsync.stores.rules import key_list
+from gradsync.stores.rules import key_list, timed_out
 from gradsync.stores.store import Key, Store, Value, key_text, value_bytes
 
 __all__ = ["from_torch", "to_torch"]
@@ -29,6 +30,8 @@ __all__ = ["from_torch", "to_torch"]
 # torch's TCPStore takes 0 as "fail at once" where its other stores, like gradsync's, take it as
 # "for ever". This is the longest that still fits the 32-bit milliseconds of poll(2).
 _FOR_EVER = timedelta(days=24)
+
+_LONGEST_PAUSE_S = 0.03
 
 
 def to_torch(store: Store) -> Any:
@@ -118,8 +121,12 @@ class TorchStore(Store):
     def wait(self, keys: Sequence[Key], timeout: Timeout | None = None) -> None:
         """Wait until all of ``keys`` are there; ``timeout`` overrides the store's own once."""
         names = key_list(keys)
-        limit = () if timeout is None else (_torch_limit(timeout),)
-        self._call("wait", names, *limit, awaited=names)
+        if timeout is None:
+            self._call("wait", names, awaited=names)
+        elif seconds(timeout) and self._is_loud():
+            self._watch(names, Deadline(timeout))
+        else:
+            self._call("wait", names, _torch_limit(timeout), awaited=names)
 
     def multi_get(self, keys: Sequence[Key]) -> list[bytes]:
         """Wait for all of ``keys`` and return their values in order."""
@@ -168,6 +175,21 @@ class TorchStore(Store):
     def has_extended_api(self) -> bool:
         """Return what the torch store says."""
         return bool(self._call("has_extended_api"))
+
+    def _is_loud(self) -> bool:
+        """Return whether the torch store takes a wait that runs out for a broken connection."""
+        below = getattr(self.torch_store, "_underlying_non_prefix_store", self.torch_store)
+        return isinstance(below, _torch_distributed().TCPStore)
+
+    def _watch(self, names: list[str], deadline: Deadline) -> None:
+        """Wait by looking again and again, about which the torch store writes nothing to stderr."""
+        pause_s = 0.001
+        while not self.check(names):
+            if deadline.expired():
+                missing = [name for name in names if not self.check([name])]
+                raise timed_out("torch's TCPStore", missing or names, deadline.timeout_s)
+            time.sleep(min(pause_s, deadline.remaining()))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _call(self, operation: str, *args: Any, awaited: Sequence[str] = ()) -> Any:
         method = getattr(self.torch_store, operation, None)
