@@ -8,7 +8,7 @@ NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.cm
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 SANITIZERS := address undefined thread
 TRAINING_TESTS := ddp device_mesh ranks torch_backend
-PYTEST_PARTS := pytest-training pytest-rest pytest-stores
+PYTEST_PARTS := pytest-training pytest-stores pytest-rest
 
 .PHONY: install extension demo test check doctest test-ecosystem native-test native-plain native-aarch64 bench format clean \
   $(SANITIZERS:%=native-%) $(PYTEST_PARTS)
@@ -20,7 +20,7 @@ demo: install
 
 test: install
 	$(MAKE) -j2 --output-sync=target check native-plain
-	$(MAKE) -j3 --output-sync=target $(PYTEST_PARTS) doctest
+	$(MAKE) -j2 --output-sync=target $(PYTEST_PARTS) doctest
 
 # Style, types, and the laws of the code: who may import whom, sizes, docs that run.
 check: install
@@ -30,13 +30,14 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/meta
 
-# Side by side: two parts that take about as long, each on one core, and one that mostly waits.
+# Side by side: training, and the rest after stores, whose tests mostly wait.
 pytest-training: PARTS := $(TRAINING_TESTS)
 pytest-stores: PARTS := stores
+pytest-stores: OPTIONS := -n 3
 pytest-rest: PARTS := $(filter-out __pycache__ meta ecosystem stores $(TRAINING_TESTS), $(patsubst tests/%/,%,$(wildcard tests/*/)))
 
 $(PYTEST_PARTS): install
-	$(BIN)/pytest -q --durations=15 $(PARTS:%=tests/%)
+	$(BIN)/pytest -q --durations=15 $(OPTIONS) $(PARTS:%=tests/%)
 
 doctest: install
 	$(BIN)/pytest -q --doctest-modules src/gradsync

@@ -143,6 +143,7 @@ def queue_is_first_in_first_out(make: Factory) -> None:
     assert store.queue_len("q") == 0
     for value in ("1", b"2", "3"):
         other.queue_push("q", value)
+    assert other.queue_len("q") == 3  # pushes need no answer: this one says that they have arrived
     assert store.queue_len("q") == 3
     assert [store.queue_pop("q"), other.queue_pop("q"), store.queue_pop("q", False)] == [
         b"1",
