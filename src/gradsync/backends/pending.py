@@ -12,11 +12,13 @@ from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout, seconds
 from gradsync.errors import CollectiveTimeout, DistError
 
-__all__ = ["Handle", "PendingWork", "end_callbacks"]
+__all__ = ["MOMENT_S", "Handle", "PendingWork", "end_callbacks"]
 
 Failure = Callable[[_native.StatusError, Call], DistError]
 
-_MOMENT_S = 5.0
+MOMENT_S = 5.0
+"""For what is in flight when a group or the process ends: enough for ranks that do it at the same
+time, and no long wait for one that never comes."""
 
 
 def end_callbacks() -> None:
@@ -25,7 +27,7 @@ def end_callbacks() -> None:
     At the end of the process. Groups that were dropped while a call was in flight are known to
     nobody but the thread that carries it out.
     """
-    _native.keep_threads_out(_MOMENT_S)
+    _native.keep_threads_out(MOMENT_S)
 
 
 class Handle(Protocol):

@@ -17,7 +17,7 @@ from gradsync.backends.call import NO_BUFFER, Buffer, Call
 from gradsync.backends.forming import share_memory
 from gradsync.backends.freed_memory import keep_freed_memory
 from gradsync.backends.ops import FINISH_BUCKETS
-from gradsync.backends.pending import PendingWork
+from gradsync.backends.pending import MOMENT_S, PendingWork
 from gradsync.backends.pieces import run_call
 from gradsync.backends.transfers import run_transfer
 from gradsync.backends.translate import (
@@ -37,10 +37,6 @@ __all__ = ["ShmBackend"]
 _DONE = DoneWork([])
 
 _log = logging.getLogger("gradsync")
-
-_MOMENT_S = 5.0
-"""For calls in flight when their group is destroyed: enough for ranks that do it at the same time,
-and no long wait for one that never comes."""
 
 
 class ShmBackend:
@@ -145,7 +141,7 @@ class ShmBackend:
     def close(self) -> None:
         """Leave, after a moment for calls in flight; their handles get an error after that."""
         try:
-            self._session.close(0 if self._has_left else _MOMENT_S)
+            self._session.close(0 if self._has_left else MOMENT_S)
             if not self._has_left and not self._has_aborted:
                 self._tell_of_failures()
         finally:  # also when Ctrl-C cuts the moment short

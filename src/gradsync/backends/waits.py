@@ -20,6 +20,7 @@ from gradsync.backends.ops import describe
 from gradsync.config import read_seconds
 
 __all__ = [
+    "OUR_FOLDER",
     "Answering",
     "names",
     "present_site",
@@ -31,7 +32,8 @@ __all__ = [
 
 _log = logging.getLogger("gradsync")
 
-_OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
+OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
+"""Frames of files in there are gradsync's, not the user's."""
 
 _DEEPEST = 8
 """Frames of a stack that are told, the innermost ones."""
@@ -39,14 +41,14 @@ _DEEPEST = 8
 
 def watch_waits() -> None:
     """Make the core tell of long waits, and know which files are not the user's."""
-    _native.set_own_folders([folder + os.sep for folder in _own_folders()])
+    _native.set_own_folders(_own_folders())
     _native.tell_of_long_waits(read_seconds("GRADSYNC_LATE_AFTER"), tell_late)
 
 
 def _own_folders() -> list[str]:
     # Found without importing it: this layer does not know torch.
     torch = sys.modules.get("torch")
-    return [_OUR_FOLDER.removesuffix(os.sep), *getattr(torch, "__path__", ())]
+    return [OUR_FOLDER, *(folder + os.sep for folder in getattr(torch, "__path__", ()))]
 
 
 def tell_late(
@@ -108,7 +110,7 @@ def stack_of(frame: FrameType | None) -> list[str]:
     """
     lines: list[str] = []
     outside = frame
-    while outside is not None and outside.f_code.co_filename.startswith(_OUR_FOLDER):
+    while outside is not None and outside.f_code.co_filename.startswith(OUR_FOLDER):
         outside = outside.f_back
     frame = outside or frame
     while frame is not None and len(lines) < _DEEPEST:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import traceback
 from types import TracebackType
@@ -11,7 +10,7 @@ from typing import Any
 from weakref import WeakSet
 
 from gradsync.backends.pending import end_callbacks
-from gradsync.backends.waits import short_path
+from gradsync.backends.waits import OUR_FOLDER, short_path
 from gradsync.group.group import ProcessGroup
 from gradsync.group.world import default_group, replace_default_group
 
@@ -32,8 +31,6 @@ def watch_for_the_end(group: ProcessGroup | None = None) -> None:
         sys.excepthook = _say_what_went_wrong
         atexit.register(_say_goodbye)
 
-
-_OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 _previous_hooks: list[Any] = []
 _other_groups: WeakSet[ProcessGroup] = WeakSet()
@@ -66,7 +63,7 @@ def _said_in_short(kind: type[BaseException], where: TracebackType | None) -> bo
     plain = _previous_hooks[0] is sys.__excepthook__
     if not plain or kind is not KeyboardInterrupt or not any(g.rank() for g in _groups()):
         return False
-    frames = [f for f in traceback.extract_tb(where) if not f.filename.startswith(_OUR_FOLDER)]
+    frames = [f for f in traceback.extract_tb(where) if not f.filename.startswith(OUR_FOLDER)]
     at = f" at {short_path(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     sys.stderr.write(f"KeyboardInterrupt{at}\n")
     return True
