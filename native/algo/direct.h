@@ -62,8 +62,7 @@ class Direct {
   std::size_t header() const { return header_; }
 
   // Whether to let the others read private memory.
-  static bool worthwhile(const Team& team, std::size_t bytes,
-                         std::size_t most = direct_most_bytes) {
+  static bool worthwhile(Team& team, std::size_t bytes, std::size_t most = direct_most_bytes) {
     return team.is_open() && bytes >= direct_bytes && (bytes <= most || team.is_crowded());
   }
 

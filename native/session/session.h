@@ -46,7 +46,7 @@ class Session {
   std::uint64_t call() const { return team_.call(); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   // Whether its ranks read each other's memory, where that saves a copy.
-  bool reads_directly() const { return team_.is_open(); }
+  bool reads_directly() { return team_.is_open(); }
   // The rank in the world, whose range of the arena is ours.
   int arena_rank() const { return arena_rank_; }
 

@@ -93,7 +93,8 @@ Status Team::enter(Deadline deadline) {
   for (int peer = 0; peer < size_; ++peer) joint.merge(slot(peer).affinity);
   cores_ = usable_cores(joint, cgroup_cpus());
   patience_ = patience_for(size_, cores_);
-  return look_for_neighbours(deadline);
+  look_for_neighbours();
+  return status;
 }
 
 void Team::leave(const std::string& note) {

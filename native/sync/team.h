@@ -74,8 +74,9 @@ class Team {
   int size() const { return size_; }
   std::byte* staging(int rank) const;
   std::size_t staging_bytes() const { return header_->staging_bytes; }
-  // Whether every rank can read every other's memory; the same on all ranks.
-  bool is_open() const { return is_open_; }
+  // Whether every rank is known to be able to read every other's memory. Ranks learn it one after
+  // the other: nobody waits for that when a group is formed.
+  bool is_open();
   // The cores of all ranks together, divided by their number.
   double cores_each() const { return static_cast<double>(cores_) / size_; }
   // Whether there are more ranks than cores.
@@ -175,7 +176,7 @@ class Team {
   Status health(std::uint64_t step) const;
   Status lost(int peer, const std::string& why) const;
   Status timed_out(std::uint64_t step) const;
-  Status look_for_neighbours(Deadline deadline);
+  void look_for_neighbours();
   Status out_of_reach(int peer, Deadline deadline);
   bool is_on_core_of(int peer) const;
   // Schedulers are slow to part ranks that were woken on one core although there are enough: two

@@ -9,7 +9,7 @@
 
 namespace gradsync {
 
-Status Team::look_for_neighbours(Deadline deadline) {
+void Team::look_for_neighbours() {
   bool all = header_->open && size_ > 1;
   neighbours_.resize(static_cast<std::size_t>(size_));
   for (int peer = 0; all && peer < size_; ++peer) {
@@ -18,14 +18,14 @@ Status Team::look_for_neighbours(Deadline deadline) {
     all = neighbour.reachable();
   }
   slot(rank_).reaches_all.store(all ? 1 : 0, std::memory_order_relaxed);
-  publish(2);
-  const Status status = wait_for_all(2, deadline);
-  if (!status.ok()) return status;
-  for (int peer = 0; peer < size_; ++peer) {
-    all = all && slot(peer).reaches_all.load(std::memory_order_relaxed) != 0;
+}
+
+bool Team::is_open() {
+  for (int peer = 0; !is_open_; ++peer) {
+    if (slot(peer).reaches_all.load(std::memory_order_relaxed) == 0) break;
+    is_open_ = peer == size_ - 1;
   }
-  is_open_ = all;
-  return Status::success();
+  return is_open_;
 }
 
 Status Team::read_from(int peer, std::byte* to, std::uint64_t from, std::size_t bytes,

@@ -119,8 +119,10 @@ TEST(ranks_in_processes_read_each_other_where_the_kernel_lets_them) {
   std::uint64_t word = 1, copy = 0;
   const iovec from{&word, sizeof(word)}, to{&copy, sizeof(copy)};
   if (scope != 0 || ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0) < 0) return;
-  for (const pid_t pid :
-       fork_ranks(2, [](Session& session) { return session.reads_directly() ? 0 : 1; })) {
+  for (const pid_t pid : fork_ranks(2, [](Session& session) {
+         CHECK_OK(session.barrier(soon()));  // who has come there has looked
+         return session.reads_directly() ? 0 : 1;
+       })) {
     CHECK(exit_status(pid, 30) == 0);
   }
 }
