@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 import torch
 
+from gradsync.backends.freed_memory import keep_freed_memory
 from gradsync.errors import DistError
 from gradsync.group.group import ProcessGroup
 
@@ -41,6 +42,7 @@ class Buckets:
             return  # part of something that is not a bucket
         if storage not in self._seen:
             self._seen.add(storage)
+            keep_freed_memory()  # as our own DDP does
             return
         try:
             room = self._group.shared_like(bucket)
