@@ -4,6 +4,10 @@ All systems are started at once and take turns in every round, so that whatever 
 does hits them alike; while one works, the ranks of the others sleep. Each turn is a batch of calls
 after a barrier, timed on every rank: the slowest rank counts. Reported is the median over turns.
 
+Tensors are used again and again, as in training: those of all_reduce have been adopted by shared
+memory after a few calls, before any is counted (docs/collectives.md; GRADSYNC_ADOPT=0 shows how
+long the first ones take).
+
 The size of a call is that of its larger side in bytes: a rank's whole tensor, or all ranks' pieces
 together. Where there is a root, the ranks take turns at being it, because with a fixed one a batch
 would show how far the root runs ahead, and not how long a call takes (--root 0 shows that).

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "memory/adopted.h"
 #include "memory/arena.h"
 #include "sync/team.h"
 
@@ -31,6 +32,10 @@ class Staging {
   // What to announce as the place of a tensor: 0 when it is private.
   std::uint64_t place_of(const std::byte* data, std::size_t bytes) const {
     return arena_ == nullptr ? 0 : arena_->place_of(data, bytes);
+  }
+  // The same for a private tensor that was adopted; its edges have to be copied (adopted.h).
+  std::uint64_t adopted_place_of(const std::byte* data, std::size_t bytes) const {
+    return arena_ == nullptr ? 0 : Adopted::place_of(*arena_, data, bytes);
   }
   std::byte* at(std::uint64_t place) const { return arena_->at(place); }
   // The tensor that a peer announced with the present call; null when that is private.

@@ -8,78 +8,30 @@
 #include <algorithm>
 #include <climits>
 
+#include "bindings/row.h"
 #include "bindings/session.h"
-#include "bindings/tensors.h"
-#include "common/few.h"
 #include "p2p/mailbox.h"
+#include "session/familiar.h"
 
 namespace nb = nanobind;
 
 namespace gradsync {
 namespace {
 
-bool overlap(const std::byte* one, std::size_t count, const std::byte* other,
-             std::size_t other_count, Dtype dtype) {
-  const std::size_t width = size_of(dtype);
-  return one < other + other_count * width && other < one + count * width;
-}
-
-// A list of tensors of one type, one for each rank, kept alive.
-template <typename Byte>
-class Row {
- public:
-  explicit Row(int ranks)
-      : kept_(static_cast<std::size_t>(ranks)),
-        addresses_(kept_.size(), nullptr),
-        counts_(kept_.size(), 0) {}
-
-  // `like`: the shape that all of them must have, or null.
-  bool read(const TensorReader& reader, nb::handle list, Dtype dtype, const PlainTensor* like) {
-    const auto ranks = static_cast<Py_ssize_t>(kept_.size());
-    if (!PyList_CheckExact(list.ptr()) || PyList_GET_SIZE(list.ptr()) != ranks) return false;
-    for (std::size_t i = 0; i < kept_.size(); ++i) {
-      PlainTensor tensor;
-      kept_[i] = nb::borrow(PyList_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i)));
-      if (!reader.read(kept_[i], tensor) || tensor.dtype != dtype) return false;
-      if (like != nullptr && !tensor.is_like(*like)) return false;
-      addresses_[i] = tensor.data;
-      counts_[i] = tensor.count;
-      bytes_ += tensor.bytes();
-    }
-    return true;
-  }
-  // Whether a tensor shares memory with one of these, which would be read and written in one call;
-  // with the one of rank `own` it may.
-  bool meets(const std::byte* data, std::size_t count, Dtype dtype, int own) const {
-    for (std::size_t i = 0; i < kept_.size(); ++i) {
-      if (static_cast<int>(i) == own && addresses_[i] == data) continue;
-      if (overlap(data, count, addresses_[i], counts_[i], dtype)) return true;
-    }
-    return false;
-  }
-  std::span<Byte* const> addresses() const { return addresses_.all(); }
-  std::span<const std::size_t> counts() const { return counts_.all(); }
-  Pieces<Byte> pieces() const { return {addresses(), counts()}; }
-  std::size_t bytes() const { return bytes_; }
-  nb::handle tensor(int rank) const { return kept_[static_cast<std::size_t>(rank)]; }
-
- private:
-  Few<nb::object> kept_;
-  Few<Byte*> addresses_;
-  Few<std::size_t> counts_;
-  std::size_t bytes_ = 0;
-};
-
 class Lane {
  public:
   // A lane that is closed.
   Lane() = default;
-  Lane(nb::object session, double timeout_s, nb::list before, nb::list after, TensorReader reader)
+  // `adopt` is called with tensors that are reduced again and again, and returns whether that was
+  // the moment for it.
+  Lane(nb::object session, double timeout_s, nb::list before, nb::list after, nb::object adopt,
+       TensorReader reader)
       : kept_(std::move(session)),
         session_(nb::cast<Session*>(kept_)),
         timeout_s_(timeout_s),
         before_(std::move(before)),
         after_(std::move(after)),
+        adopt_(std::move(adopt)),
         reader_(std::move(reader)) {}
 
   bool barrier() {
@@ -91,6 +43,9 @@ class Lane {
     PlainTensor plain;
     Reduce reduce{};
     if (!open() || !reader_.read(tensor, plain) || !read_reduce(op, reduce)) return false;
+    if (familiar_.is_due(plain.data, plain.bytes()) && !nb::cast<bool>(adopt_(tensor))) {
+      familiar_.forget(plain.data);
+    }
     return carry_out(plain.bytes(), [&](Deadline deadline) {
       return session_->all_reduce(plain.data, plain.count, plain.dtype, reduce, deadline);
     });
@@ -240,6 +195,7 @@ class Lane {
     const Lane& lane = *nb::inst_ptr<Lane>(self);
     Py_VISIT(lane.before_.ptr());
     Py_VISIT(lane.after_.ptr());
+    Py_VISIT(lane.adopt_.ptr());
     return 0;
   }
   static int clear(PyObject* self) {
@@ -247,6 +203,7 @@ class Lane {
     lane.session_ = nullptr;
     lane.before_.reset();
     lane.after_.reset();
+    lane.adopt_.reset();
     return 0;
   }
 
@@ -356,8 +313,9 @@ class Lane {
   nb::object kept_;
   Session* session_ = nullptr;
   double timeout_s_ = 0;
-  nb::object before_, after_;
+  nb::object before_, after_, adopt_;
   TensorReader reader_;
+  Familiar familiar_;
 };
 
 }  // namespace
@@ -371,12 +329,12 @@ void bind_lane(nb::module_& module) {
       .def(
           "__init__",
           [](Lane* self, nb::object session, double timeout_s, nb::list before, nb::list after,
-             nb::type_object type, const nb::capsule& table) {
+             nb::callable adopt, nb::type_object type, const nb::capsule& table) {
             new (self) Lane(std::move(session), timeout_s, std::move(before), std::move(after),
-                            TensorReader(std::move(type), table));
+                            std::move(adopt), TensorReader(std::move(type), table));
           },
           nb::arg("session"), nb::arg("timeout_s"), nb::arg("before"), nb::arg("after"),
-          nb::arg("tensor_type"), nb::arg("exchange_table"))
+          nb::arg("adopt"), nb::arg("tensor_type"), nb::arg("exchange_table"))
       .def("barrier", &Lane::barrier);
   // None is a thing that users pass too.
   const auto first = nb::arg("first").none(), second = nb::arg("second").none(),

@@ -240,6 +240,7 @@ void bind_session(nb::module_& module) {
   bind_piece_calls(session);
   bind_mail(module, session);
   bind_board(module, session);
+  bind_adoption(module, session);
   module.def("local_sessions", &local_sessions, nb::arg("ranks"), nb::arg("staging_bytes"),
              nb::arg("worlds") = std::vector<const Session*>());
   module.def("keep_freed_memory", &keep_freed_memory);

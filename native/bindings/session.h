@@ -54,6 +54,7 @@ Enum checked(int number, const char* what) {
 
 void bind_pending(nanobind::module_& module);
 void bind_board(nanobind::module_& module, nanobind::class_<Session>& session);
+void bind_adoption(nanobind::module_& module, nanobind::class_<Session>& session);
 
 // Calls that take one address per rank: bindings/pieces.cc.
 void bind_piece_calls(nanobind::class_<Session>& session);

@@ -187,6 +187,7 @@ class Session:
     ) -> Board: ...
     def allocate(self, nbytes: int) -> Any: ...
     def is_shared(self, address: int, nbytes: int) -> bool: ...
+    def adopt(self, address: int, nbytes: int, memory: int, memory_bytes: int) -> Adoption: ...
     @property
     def name(self) -> str: ...
     @name.setter
@@ -209,6 +210,15 @@ def tell_of_long_waits(
     callback: Callable[[str, int, int, int, int, int, list[int], float, str, str], object],
 ) -> None: ...
 
+class Adoption:
+    """Memory of a tensor whose pages were replaced by shared ones; ends with this object."""
+
+    @property
+    def memory(self) -> Any:
+        """The memory that the tensor is in, as an array that keeps this object."""
+    def hand_over(self, owner: object, lives_on: bool) -> None:
+        """Drop ``owner`` when this ends. Unless the memory ``lives_on``, that frees it."""
+
 class Lane:
     """The short way for synchronous calls on plain tensors.
 
@@ -225,6 +235,7 @@ class Lane:
         timeout_s: float,
         before: list[Any],
         after: list[Any],
+        adopt: Callable[[Any], bool],
         tensor_type: type,
         exchange_table: object,
     ) -> None: ...

@@ -48,8 +48,14 @@ VARIABLES = (
     Variable(
         "GRADSYNC_KEEP_FREED_MEMORY",
         "1",
-        "Whether `DistributedDataParallel` in shared memory tells malloc to keep freed memory for "
-        "the next step; 0 for no. What `MALLOC_*` or `GLIBC_TUNABLES` say comes before it.",
+        "Whether `DistributedDataParallel`, ours or torch's, in shared memory tells malloc to keep "
+        "freed memory for the next step; 0 for no. What `MALLOC_*` or `GLIBC_TUNABLES` say comes before it.",
+    ),
+    Variable(
+        "GRADSYNC_ADOPT",
+        "1",
+        "Whether large private tensors that are reduced again and again move into shared memory, "
+        "page by page where they are; 0 for no.",
     ),
     Variable(
         "GRADSYNC_DEBUG",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gradsync import _native
@@ -19,9 +20,12 @@ def open_lane(
     backend: Backend,
     timeout_s: float,
     hooks: tuple[list[Any], list[Any]],
+    adopt: Callable[[Any], bool],
     tensor_type: type,
 ) -> Lane:
     """Return a lane for tensors of exactly ``tensor_type``, closed while there are hooks.
+
+    ``adopt`` gets tensors that are reduced again and again, and returns False to get them later.
 
     Without native sessions below, or with a torch that does not say through DLPack's table of C
     functions what a tensor is made of, it stays closed.
@@ -30,4 +34,4 @@ def open_lane(
     table = getattr(tensor_type, "__dlpack_c_exchange_api__", None)
     if session is None or table is None:
         return CLOSED_LANE
-    return Lane(session, timeout_s, *hooks, tensor_type, table)
+    return Lane(session, timeout_s, *hooks, adopt, tensor_type, table)

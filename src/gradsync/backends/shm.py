@@ -128,6 +128,22 @@ class ShmBackend:
         """Return whether memory was made by ``shared_bytes``, on this group or its relatives."""
         return self._session.is_shared(address, nbytes)
 
+    def has_calls_in_flight(self) -> bool:
+        """Return whether asynchronous calls have not ended yet."""
+        return any(not pending.done() for pending, _ in list(self._in_flight))
+
+    def adopt(
+        self, address: int, nbytes: int, memory: int, memory_bytes: int
+    ) -> _native.Adoption | None:
+        """Let all ranks of the world reach a private tensor in ``memory``; None if that cannot be.
+
+        Nobody else may write to the tensor meanwhile.
+        """
+        try:
+            return self._session.adopt(address, nbytes, memory, memory_bytes)
+        except _native.StatusError:
+            return None
+
     def abort(self, reason: str) -> None:
         """Make every present and later call of every rank fail with ``reason``."""
         self._has_aborted = True

@@ -6,6 +6,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -18,6 +19,7 @@ from gradsync.backends.work import DoneWork, Work
 from gradsync.base.deadline import Timeout, limit_of
 from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
+from gradsync.group.adopting import adopt, leave_private
 from gradsync.group.board import BucketBoard
 from gradsync.group.buffers import output_view, view
 from gradsync.group.capture import Capture
@@ -65,6 +67,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, Torch
         self._owner = os.getpid()
         self.hooks = Hooks()
         self._capture: Capture | None = None
+        self._adopts = True
         self._to_fill = set()
         self.set_timeout(timeout_s)
         self.children: list[ProcessGroup] = []
@@ -95,6 +98,11 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, Torch
         self._timeout_s = limit_of(timeout)
         self._open_lane()
 
+    def leave_tensors_private(self) -> None:
+        """Do not move tensors that are reduced again and again into shared memory."""
+        self._adopts = False
+        self._open_lane()
+
     @property
     def capture(self) -> Capture | None:
         """Where an open ``coalescing_manager`` puts the calls that it puts off."""
@@ -111,7 +119,8 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, Torch
             self._lane = CLOSED_LANE
             return
         observers = (self.hooks.before, self.hooks.after)
-        self._lane = open_lane(self._backend, self._timeout_s, observers, torch.Tensor)
+        adopting = partial(adopt, self._backend) if self._adopts else leave_private
+        self._lane = open_lane(self._backend, self._timeout_s, observers, adopting, torch.Tensor)
 
     @property
     def backend(self) -> Backend:

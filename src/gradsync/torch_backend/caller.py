@@ -45,6 +45,8 @@ class Caller(_TorchGroup):  # type: ignore[misc]
         super().__init__(group.rank(), group.size())
         self.group = group
         """The group of gradsync that carries the calls out."""
+        # Programs that were not written for shared memory may resize their storages.
+        group.leave_tensors_private()
         self._store = store
         self._timeout = timeout
         self._new_timeout: timedelta | None = None

@@ -1,0 +1,61 @@
+// Private memory that the other ranks can reach: its pages were replaced, where they are, by pages
+// of an arena. Addresses stay, and so does what is there; whoever points to it notices nothing.
+//
+// Only whole pages can be replaced. What a tensor has on its first and its last one, which it may
+// share with others, stays there, and the arena has room for a copy of it: a call brings these
+// edges up to date before it begins, and takes them back when it is over.
+//
+// A forked child must not share memory with its parent. It gets a copy of its own before fork()
+// returns in either, so the copy is of one moment.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "common/fork.h"
+#include "common/status.h"
+#include "memory/arena.h"
+
+namespace gradsync {
+
+class Adopted {
+ public:
+  // At most so many bytes of a process are adopted at a time, since a forked child copies them.
+  static constexpr std::size_t most_bytes = 256 * 1024 * 1024;
+
+  // Fails, and changes nothing, when the memory is not the process's own (a file's, say, or shared
+  // already), when there is too little of it, or no room. Nobody else may write to it meanwhile.
+  static Status adopt(std::shared_ptr<Arena> arena, int rank, std::byte* data, std::size_t bytes,
+                      std::unique_ptr<Adopted>& out);
+  // The memory is ordinary again.
+  ~Adopted();
+  // What it holds need not be kept when this ends: it is freed then.
+  void dies_with_memory() { dies_with_memory_ = true; }
+  Adopted(const Adopted&) = delete;
+  Adopted& operator=(const Adopted&) = delete;
+
+  // Where in its arena a tensor is that was adopted as it is; 0 if it was not.
+  static std::uint64_t place_of(const Arena& arena, const std::byte* data, std::size_t bytes);
+  // Copies the edges of a tensor. Both sides are equally far from the beginning of a page.
+  static void copy_edges(std::byte* to, const std::byte* from, std::size_t bytes);
+
+ private:
+  friend struct Adoptions;
+  Adopted(std::shared_ptr<Arena> arena, std::byte* data, std::size_t bytes, std::byte* room);
+  Status replace();
+  bool give_back() const;
+  // The whole pages.
+  std::byte* begin() const;
+  std::size_t length() const;
+  std::uint64_t place() const;
+
+  std::shared_ptr<Arena> arena_;
+  std::byte* data_;
+  std::size_t bytes_;
+  std::byte* room_;  // in the arena, from the beginning of the first page on
+  bool dies_with_memory_ = false;
+  std::uint64_t made_in_ = fork_generation();
+};
+
+}  // namespace gradsync

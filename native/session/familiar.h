@@ -1,0 +1,41 @@
+// Tensors that come again and again, known by where they lie.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+
+namespace gradsync {
+
+class Familiar {
+ public:
+  // Whether a tensor has come so often that something should be done about it: true once. A tensor
+  // that is made anew in every step may lie where the last one did, so nothing is done twice. Where
+  // tensors of several sizes lie, one buffer may serve them all, and nothing is done at all.
+  bool is_due(const std::byte* data, std::size_t bytes) {
+    if (bytes < least_bytes) return false;
+    if (visits_.size() >= most_known) visits_.clear();
+    Visits& visits = visits_.try_emplace(data, Visits{bytes, 0}).first->second;
+    if (visits.bytes != bytes) visits.count = often;
+    return ++visits.count == often;
+  }
+  // Begins to count again.
+  void forget(const std::byte* data) { visits_.erase(data); }
+
+ private:
+  struct Visits {
+    std::size_t bytes;
+    std::uint64_t count;
+  };
+
+  // Smaller ones gain a few microseconds a call at most, and every mapping costs the kernel some.
+  static constexpr std::size_t least_bytes = 128 * 1024;
+  // All-reduce of 25 MiB at 2 ranks takes 4.0 ms through the staging space and 2.1 ms in place;
+  // getting there takes 17 to 27 ms. Until then as much has been lost.
+  static constexpr std::uint64_t often = 8;
+  static constexpr std::size_t most_known = 4096;
+
+  std::unordered_map<const std::byte*, Visits> visits_;
+};
+
+}  // namespace gradsync

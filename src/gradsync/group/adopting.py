@@ -1,0 +1,57 @@
+"""Private tensors that are reduced again and again, moved to where all ranks can reach them.
+
+Their pages are replaced where they are, so addresses, views and arrays of other libraries over the
+same memory stay as they were.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from gradsync.backends.backend import Backend
+from gradsync.config import read
+
+__all__ = ["adopt", "leave_private"]
+
+
+def adopt(backend: Backend, tensor: torch.Tensor) -> bool:
+    """Let the ranks reach a tensor where it is; return False when it is to be tried again.
+
+    From then on its storage owns the adoption, which ends with it, and that owns what the storage
+    owned before. Like any storage in shared memory it cannot be resized.
+    """
+    make, is_busy = (getattr(backend, name, None) for name in ("adopt", "has_calls_in_flight"))
+    storage = tensor.untyped_storage()
+    if make is None or is_busy is None or not _may_be_adopted(tensor, storage):
+        return True
+    if is_busy():
+        return False  # with this very tensor, perhaps
+    # Memory that torch did not make, or that others share, may live on with what is in it.
+    lives_on = not storage.resizable()
+    adoption = make(tensor.data_ptr(), tensor.nbytes, storage.data_ptr(), storage.nbytes())
+    if adoption is not None:
+        before = from_dlpack(adoption.memory).untyped_storage()
+        storage._swap_data_ptr_(before)  # type: ignore[attr-defined]
+        adoption.hand_over(before, lives_on)
+    return True
+
+
+def leave_private(_: torch.Tensor) -> bool:
+    """Do nothing, in the place of ``adopt``."""
+    return True
+
+
+def _may_be_adopted(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+    """Return whether nothing is known that speaks against it."""
+    return (
+        read("GRADSYNC_ADOPT") != "0"
+        and hasattr(storage, "_swap_data_ptr_")  # older torch cannot
+        and not storage.is_shared()
+        and not (_has_devices() and tensor.is_pinned())
+    )
+
+
+def _has_devices() -> bool:
+    """Return whether there may be memory that a device has registered."""
+    return bool(torch.cuda.is_initialized() or torch.xpu.is_initialized())  # type: ignore[no-untyped-call]
