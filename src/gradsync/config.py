@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gradsync.errors import UsageError
 
 __all__ = ["VARIABLES", "Variable", "environment", "read", "read_seconds", "reject_unknown"]
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """One environment variable of gradsync's own."""
 
     name: str
@@ -49,7 +48,8 @@ VARIABLES = (
         "GRADSYNC_KEEP_FREED_MEMORY",
         "1",
         "Whether `DistributedDataParallel`, ours or torch's, in shared memory tells malloc to keep "
-        "freed memory for the next step; 0 for no. What `MALLOC_*` or `GLIBC_TUNABLES` say comes before it.",
+        "freed memory for the next step; 0 for no. What `MALLOC_*` or `GLIBC_TUNABLES` say comes "
+        "before it.",
     ),
     Variable(
         "GRADSYNC_ADOPT",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gradsync.backends.call import Call
 from gradsync.backends.work import Work
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Backend", "Bootstrap"]
 
 
-@dataclass(frozen=True)
-class Bootstrap:
+class Bootstrap(NamedTuple):
     """What a backend gets to find its peers with: a store of its own, who it is, who they are."""
 
     store: Store

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from gradsync.backends.backend import Backend as Engine
 from gradsync.backends.backend import Bootstrap
@@ -34,8 +33,7 @@ _OURS = ("shm", "gradsync")
 _VERBS = ("submit", "abort", "leave", "close")
 
 
-@dataclass(frozen=True)
-class BackendOptions:
+class BackendOptions(NamedTuple):
     """What a registered function of the extended kind gets to make its engine with."""
 
     store: Store
@@ -47,8 +45,7 @@ class BackendOptions:
     """World ranks of a sub-group; empty for a world."""
 
 
-@dataclass(frozen=True)
-class _Plugin:
+class _Plugin(NamedTuple):
     make: Callable[..., Any]
     extended: bool
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from gradsync.errors import UsageError
 
 __all__ = ["HostEvidence", "host_evidence", "is_dead", "islands", "start_time"]
 
 
-@dataclass(frozen=True)
-class HostEvidence:
+class HostEvidence(NamedTuple):
     """What a process can say about where it runs; empty or 0 where the system does not tell.
 
     Two processes run on one kernel exactly if their ``boot_id`` is the same and not empty.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gradsync.base.host import HostEvidence
 from gradsync.errors import UsageError
@@ -11,8 +11,7 @@ from gradsync.stores.store import Store
 __all__ = ["Members"]
 
 
-@dataclass(frozen=True)
-class Members:
+class Members(NamedTuple):
     """The members of one group, as one of them sees it."""
 
     name: str

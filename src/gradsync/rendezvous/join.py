@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import host_evidence, is_dead
@@ -38,8 +37,7 @@ _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 5.0
 _ACKNOWLEDGE_S = 1.0
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(NamedTuple):
     """The outcome of a round: its number on this store, and everyone in rank order."""
 
     generation: int

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from gradsync.base.deadline import Deadline, Timeout
@@ -33,8 +32,7 @@ _RETRY_S = 0.05
 _HANDOVER_S = 2.0
 
 
-@dataclass(frozen=True)
-class Meeting:
+class Meeting(NamedTuple):
     """The ranks of a job, met.
 
     ``store`` is a name space of this meeting's own: keys of an earlier group in the same processes
@@ -48,11 +46,12 @@ class Meeting:
     generation: int
     local_rank: int
     local_world_size: int
-    _root: Store = field(repr=False)
+    root: Store
+    """The store that ``store`` is a part of."""
 
     def leave(self) -> None:
         """Give this rank's number back, so that another process may take it; never raises."""
-        leave(self._root, Joined(self.generation, self.members), self.rank)
+        leave(self.root, Joined(self.generation, self.members), self.rank)
 
 
 def meet(

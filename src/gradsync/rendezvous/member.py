@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradsync.base.host import HostEvidence
 from gradsync.errors import RendezvousError
@@ -16,8 +15,7 @@ from gradsync.errors import RendezvousError
 __all__ = ["Member", "Record", "Tombstone", "decode", "join_names", "join_ranks"]
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A rank as it introduced itself.
 
     ``attempt`` tells one arrival of a process from its next one; ``card`` is what it has to tell
@@ -45,11 +43,10 @@ class Member:
 
     def encode(self) -> bytes:
         """Return the record as it is stored."""
-        return _stored({**vars(self), "evidence": vars(self.evidence)})
+        return _stored({**self._asdict(), "evidence": self.evidence._asdict()})
 
 
-@dataclass(frozen=True)
-class Tombstone:
+class Tombstone(NamedTuple):
     """Fills the slot of a missing rank, so that a round ends for everyone in the same way.
 
     Those who wait raise ``reason`` when ``failed``, and otherwise meet again in the next round.
@@ -60,7 +57,7 @@ class Tombstone:
 
     def encode(self) -> bytes:
         """Return the record as it is stored."""
-        return _stored(vars(self))
+        return _stored(self._asdict())
 
 
 Record = Member | Tombstone

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["AgentPlace", "Alone", "FilePlace", "Place", "TcpPlace", "UnixPlace", "is_loopback"]
 
@@ -17,8 +18,7 @@ class Alone:
         return "this process alone"
 
 
-@dataclass(frozen=True)
-class UnixPlace:
+class UnixPlace(NamedTuple):
     """A Unix socket in the abstract namespace: no file, no port.
 
     The launcher serves it when ``launched``; otherwise rank 0 does, and the user's id becomes part
@@ -40,8 +40,7 @@ class UnixPlace:
         return f"unix:{self.name}"
 
 
-@dataclass(frozen=True)
-class TcpPlace:
+class TcpPlace(NamedTuple):
     """A host and a port; rank 0 serves it."""
 
     host: str
@@ -51,8 +50,7 @@ class TcpPlace:
         return f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True)
-class FilePlace:
+class FilePlace(NamedTuple):
     """A file on a file system that all ranks share."""
 
     path: str
@@ -61,8 +59,7 @@ class FilePlace:
         return f"file {self.path}"
 
 
-@dataclass(frozen=True)
-class AgentPlace:
+class AgentPlace(NamedTuple):
     """The store that torchrun's agent serves; ``prefix`` keeps a restart away from old keys."""
 
     host: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gradsync.errors import UsageError
 from gradsync.rendezvous.place import Place, TcpPlace, UnixPlace
@@ -21,8 +21,7 @@ __all__ = ["Task", "expand_nodes", "find_task", "integer"]
 _FIRST_PORT, _PORTS = 10_000, 20_000
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """One process as its scheduler describes it.
 
     ``place`` is None when the scheduler gives no way to meet; ``advice`` then says what to set.

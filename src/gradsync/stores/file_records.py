@@ -8,7 +8,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from gradsync import config
 from gradsync.base.host import host_evidence
@@ -33,8 +33,7 @@ _CHANGE = struct.Struct("<cIQ")  # kind, length of the key, length of the value
 _SET, _DELETE, _JOIN = b"s", b"d", b"j"
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """Who opened the file."""
 
     process: str
@@ -72,7 +71,7 @@ def record(changes: Mapping[str, bytes | Member | None]) -> bytes:
         elif isinstance(value, bytes):
             kind, data = _SET, value
         else:
-            kind, data = _JOIN, json.dumps(asdict(value)).encode()
+            kind, data = _JOIN, json.dumps(value._asdict()).encode()
         name = key.encode("utf-8", "surrogateescape")
         parts += [_CHANGE.pack(kind, len(name), len(data)), name, data]
     body = b"".join(parts)
