@@ -15,6 +15,8 @@ import pexpect
 import pytest
 from watching import is_running, wait_until
 
+from gradsync import _native
+
 
 @pytest.fixture
 def script(tmp_path: Path):
@@ -54,6 +56,15 @@ assert "torch" not in sys.modules, "torch"
 """
     process = start(sys.executable, "-c", code)
     assert process.communicate(timeout=10)[1] == ""
+
+
+@pytest.mark.parametrize("word", ["auto", "cpu"])
+def test_a_rank_for_each_core(gradsync_run, script, word):
+    path = script("import os; print(os.environ['WORLD_SIZE'])")
+    out, err = gradsync_run("-n", word, path).communicate()
+    cores = _native.usable_cores()
+    assert err == ""
+    assert sorted(out.splitlines()) == sorted(f"[{rank}] {cores}" for rank in range(cores))
 
 
 def test_ranks_get_torchruns_environment_and_ours(gradsync_run, script):
@@ -336,8 +347,9 @@ def test_terminal_shows_rank_0_as_it_is(start, script):
     ("words", "status", "message"),
     [
         (("-n", "0", "x.py"), 2, "at least 1"),
+        (("-n", "gpu", "x.py"), 2, "at least 1, or auto, got 'gpu'"),
         (("--threads", "0", "x.py"), 2, "thread"),
-        (("-n", "two", "x.py"), 2, "invalid int"),
+        (("-n", "two", "x.py"), 2, "at least 1, or auto, got"),
         ((), 2, "program"),
         (("-m", "--no-python", "x"), 2, "not allowed"),
         (("--no-python", "no-such-program"), 127, "no-such-program"),

@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     # Here and not above: `gradsync run --help` is answered without the store and the launcher.
+    from gradsync.launch.job import one_for_each_core
     from gradsync.launch.run import run
 
     if options.no_python:
@@ -50,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
         command = [sys.executable, "-u", *module, options.program, *options.args]
     return run(
         command,
-        options.nprocs,
+        options.nprocs or one_for_each_core(),
         threads=options.threads,
         grace_s=options.grace,
         signal_children=options.no_python,
@@ -74,10 +75,10 @@ def _parser() -> argparse.ArgumentParser:
         "--nprocs",
         "--nproc-per-node",
         "--nproc_per_node",
-        type=int,
+        type=_ranks,
         default=1,
         metavar="N",
-        help="how many ranks (default: 1)",
+        help="how many ranks (default: 1); auto or cpu: one for each core",
     )
     run.add_argument(
         "--threads",
@@ -101,6 +102,15 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("program", help="what to run")
     run.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     return parser
+
+
+def _ranks(text: str) -> int | None:
+    """Return how many, None for one for each core."""
+    if text in ("auto", "cpu"):
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, or auto, got {text!r}")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

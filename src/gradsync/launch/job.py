@@ -17,7 +17,12 @@ from gradsync.errors import UsageError
 from gradsync.launch import guardian
 from gradsync.stores.unix import UnixStore
 
-__all__ = ["Job", "rank_environment"]
+__all__ = ["Job", "one_for_each_core", "rank_environment"]
+
+
+def one_for_each_core() -> int:
+    """Return how many ranks have a core each: of those that mask and cgroup leave to us."""
+    return max(1, _native.usable_cores())
 
 
 def rank_environment(
