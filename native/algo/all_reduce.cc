@@ -162,6 +162,7 @@ Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t cou
       if (status.ok() && place != 0 && staging.all_shared()) {
         status = reduce_in_place(team, staging, count, element, kernel, deadline);
         if (adopted) Adopted::copy_edges(data, staging.at(place), count * element);
+        if (adopted && !status.ok()) staging.retire(data);
         return status;
       }
       if (status.ok() && !small && staging.any_shared()) {

@@ -37,6 +37,8 @@ class Staging {
   std::uint64_t adopted_place_of(const std::byte* data, std::size_t bytes) const {
     return arena_ == nullptr ? 0 : Adopted::place_of(*arena_, data, bytes);
   }
+  // For one that a failed call has worked on.
+  void retire(const std::byte* data) const { Adopted::retire(*arena_, data); }
   std::byte* at(std::uint64_t place) const { return arena_->at(place); }
   // The tensor that a peer announced with the present call; null when that is private.
   std::byte* shared_by(int peer) const {

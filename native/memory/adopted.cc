@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,41 +34,28 @@ std::size_t to_page(const std::byte* address) {
   return round_up(number(address), page_bytes) - number(address);
 }
 
-// A line of /proc/self/maps.
-struct Mapping {
-  unsigned long begin = 0, end = 0, offset = 0, inode = 0;
-  std::array<char, 5> rights{};
-
-  bool read(const char* line) {
-    return std::sscanf(line, "%lx-%lx %4s %lx %*s %lu", &begin, &end, rights.data(), &offset,
-                       &inode) == 5;
-  }
-  bool may(const char* what) const { return std::strcmp(rights.data(), what) == 0; }
-};
-
-// Whether a range is mapped all through, each part of it in the way that `is_right` wants.
-template <typename IsRight>
-bool is_mapped(const std::byte* begin, std::size_t bytes, IsRight is_right) {
+// Whether a range is memory of this process alone, with nothing behind it.
+bool is_private(const std::byte* begin, std::size_t bytes) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/proc/self/maps", "re"),
                                                              std::fclose);
   if (file == nullptr) return false;
   std::uintptr_t known = number(begin);
   const std::uintptr_t end = known + bytes;
-  std::array<char, 1024> text{};
+  std::array<char, 1024> line{};
   bool at_start = true;  // of a line: with a long path one may not fit
-  while (known < end && std::fgets(text.data(), text.size(), file.get()) != nullptr) {
-    const bool is_start = std::exchange(at_start, std::strchr(text.data(), '\n') != nullptr);
-    Mapping mapping;
-    if (!is_start || !mapping.read(text.data()) || mapping.end <= known) continue;
-    if (mapping.begin > known || !is_right(mapping)) return false;
-    known = mapping.end;
+  while (known < end && std::fgets(line.data(), line.size(), file.get()) != nullptr) {
+    const bool is_start = std::exchange(at_start, std::strchr(line.data(), '\n') != nullptr);
+    unsigned long from = 0, to = 0, inode = 0;
+    std::array<char, 5> rights{};
+    if (!is_start || std::sscanf(line.data(), "%lx-%lx %4s %*x %*s %lu", &from, &to, rights.data(),
+                                 &inode) != 4) {
+      continue;
+    }
+    if (to <= known) continue;
+    if (from > known || inode != 0 || std::strcmp(rights.data(), "rw-p") != 0) return false;
+    known = to;
   }
   return known >= end;
-}
-
-// Memory of this process alone, with nothing behind it.
-bool is_private(const std::byte* begin, std::size_t bytes) {
-  return is_mapped(begin, bytes, [](const Mapping& m) { return m.inode == 0 && m.may("rw-p"); });
 }
 
 // Puts private pages in place of shared ones, with the same in them.
@@ -92,9 +78,11 @@ std::atomic<std::size_t> adopted_bytes{0};
 // All that this process has adopted, and what becomes of it in a fork.
 struct Adoptions {
   std::mutex mutex;
-  std::map<const std::byte*, const Adopted*> all;
-  std::array<int, 2> pipe{-1, -1};
+  std::map<const std::byte*, Adopted*> all;
   std::uint64_t generation = 0;  // of the process that forks
+  // On which a parent waits for its child. Open from the first adoption to the last: at a fork
+  // there may be no descriptor left.
+  std::array<int, 2> pipe{-1, -1};
 
   // Never destroyed: a child may be forked while static objects are being torn down.
   static Adoptions& registry() {
@@ -107,19 +95,40 @@ struct Adoptions {
     return *one;
   }
 
+  bool add(Adopted& adopted) {
+    if (!open_pipe()) return false;
+    all.insert_or_assign(adopted.data_, &adopted);
+    adopted_bytes.fetch_add(adopted.length(), std::memory_order_relaxed);
+    return true;
+  }
+  void remove(const Adopted& adopted) {
+    const auto found = all.find(adopted.data_);
+    // In a forked child another one may have taken its place.
+    if (found != all.end() && found->second == &adopted) all.erase(found);
+    adopted_bytes.fetch_sub(adopted.length(), std::memory_order_relaxed);
+    if (all.empty()) close_pipe();
+  }
+
+  bool open_pipe() { return pipe[0] >= 0 || ::pipe2(pipe.data(), O_CLOEXEC) == 0; }
+  void close_pipe() {
+    for (int& end : pipe) {
+      if (end >= 0) ::close(std::exchange(end, -1));
+    }
+  }
+
   void before() {
     mutex.lock();
     generation = fork_generation();
-    if (!all.empty() && ::pipe2(pipe.data(), O_CLOEXEC) != 0) pipe = {-1, -1};
+    if (!all.empty()) (void)open_pipe();  // again, after a fork before this one
   }
   void after_in_parent() {
     if (pipe[0] >= 0) {
-      ::close(pipe[1]);
+      ::close(std::exchange(pipe[1], -1));
       // Until the child has its copy, or has died. (Without a child the pipe has no other end.)
       char byte = 0;
       while (::read(pipe[0], &byte, 1) < 0 && errno == EINTR) continue;
-      ::close(pipe[0]);
-      pipe = {-1, -1};
+      close_pipe();
+      (void)open_pipe();
     }
     mutex.unlock();
   }
@@ -130,17 +139,10 @@ struct Adoptions {
       // Better no child than one that writes to its parent's tensors.
       if (!make_private(adopted->begin(), adopted->length())) std::abort();
     }
-    if (pipe[0] >= 0) {
-      ::close(pipe[0]);
-      ::close(pipe[1]);
-      pipe = {-1, -1};
-    }
+    close_pipe();
     mutex.unlock();
   }
 };
-
-Adopted::Adopted(std::shared_ptr<Arena> arena, std::byte* data, std::size_t bytes, std::byte* room)
-    : arena_(std::move(arena)), data_(data), bytes_(bytes), room_(room) {}
 
 std::byte* Adopted::begin() const { return data_ + to_page(data_); }
 
@@ -154,17 +156,24 @@ std::uint64_t Adopted::place() const {
 
 Status Adopted::adopt(std::shared_ptr<Arena> arena, int rank, std::byte* data, std::size_t bytes,
                       std::unique_ptr<Adopted>& out) {
-  std::unique_ptr<Adopted> made(new Adopted(std::move(arena), data, bytes, nullptr));
+  std::unique_ptr<Adopted> made(new Adopted(std::move(arena), data, bytes));
   if (bytes < least_bytes + 2 * page_bytes || !is_private(made->begin(), made->length())) {
     return Status::error(Code::invalid, "memory that cannot be adopted");
   }
   if (adopted_bytes.load(std::memory_order_relaxed) + made->length() > most_bytes) {
     return Status::error(Code::no_space, "as much memory has been adopted as may be");
   }
-  const std::size_t room_bytes = number(data) % page_bytes + bytes;
-  Status status = made->arena_->allocate(rank, room_bytes, made->room_);
-  if (status.ok()) status = made->replace();
-  if (status.ok()) out = std::move(made);
+  std::byte* room = nullptr;
+  Status status = made->arena_->allocate(rank, number(data) % page_bytes + bytes, room);
+  if (!status.ok()) return status;
+  made->room_ = room;
+  status = made->replace();
+  if (status.ok()) {
+    out = std::move(made);
+  } else {
+    made->room_ = nullptr;
+    made->arena_->free(room);
+  }
   return status;
 }
 
@@ -176,44 +185,47 @@ Status Adopted::replace() {
   const auto offset = static_cast<off_t>(arena_->place_of(here, length()) - 1);
   Adoptions& registry = Adoptions::registry();
   const std::scoped_lock lock(registry.mutex);
+  if (!registry.add(*this)) return Status::from_errno("opening a pipe for forks");
   // All pages at once: whoever reads meanwhile finds the old ones or the new ones.
   if (::mmap(begin(), length(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
-             arena_->fd(), offset) == MAP_FAILED) {
-    const Status status = Status::from_errno("mapping shared memory in place of private memory");
-    arena_->free(std::exchange(room_, nullptr));
-    return status;
+             arena_->fd(), offset) != MAP_FAILED) {
+    return Status::success();
   }
-  registry.all.insert_or_assign(data_, this);
-  adopted_bytes.fetch_add(length(), std::memory_order_relaxed);
-  return Status::success();
+  const Status status = Status::from_errno("mapping shared memory in place of private memory");
+  registry.remove(*this);
+  return status;
 }
 
-Adopted::~Adopted() {
-  if (room_ == nullptr) return;
-  {
-    Adoptions& registry = Adoptions::registry();
-    const std::scoped_lock lock(registry.mutex);
-    registry.all.erase(data_);
-    adopted_bytes.fetch_sub(length(), std::memory_order_relaxed);
-    // A forked child has had a copy of its own ever since.
-    if (made_in_ != fork_generation()) return;
-    if (!give_back()) return;  // it stays shared, if it is there; whoever gets it cannot tell
-  }
-  arena_->free(room_);
+Adopted::~Adopted() { (void)release(); }
+
+bool Adopted::release() {
+  if (room_ == nullptr) return true;
+  Adoptions& registry = Adoptions::registry();
+  const std::scoped_lock lock(registry.mutex);
+  // A forked child has had a copy of its own ever since.
+  const bool is_ours = made_in_ == fork_generation();
+  if (is_ours && !give_back()) return false;
+  registry.remove(*this);
+  std::byte* const room = std::exchange(room_, nullptr);
+  if (is_ours) arena_->free(room);
+  return true;
 }
 
 bool Adopted::give_back() const {
-  if (!dies_with_memory_) {
-    // Somebody else's memory, who may have unmapped it: then it is not for us to touch.
-    struct stat arena{};
-    if (::fstat(arena_->fd(), &arena) != 0) return false;
-    const bool is_here = is_mapped(begin(), length(), [&](const Mapping& mapping) {
-      return mapping.inode == arena.st_ino && mapping.may("rw-s");
-    });
-    return is_here && make_private(begin(), length());
-  }
+  if (!dies_with_memory_) return make_private(begin(), length());
   return ::mmap(begin(), length(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
                 -1, 0) != MAP_FAILED;
+}
+
+void Adopted::retire(const Arena& arena, const std::byte* data) {
+  Adoptions& registry = Adoptions::registry();
+  const std::scoped_lock lock(registry.mutex);
+  const auto found = registry.all.find(data);
+  if (found == registry.all.end() || found->second->arena_.get() != &arena) return;
+  Adopted& adopted = *found->second;
+  if (!make_private(adopted.begin(), adopted.length())) return;
+  registry.remove(adopted);
+  adopted.room_ = nullptr;
 }
 
 std::uint64_t Adopted::place_of(const Arena& arena, const std::byte* data, std::size_t bytes) {

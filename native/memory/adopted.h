@@ -28,21 +28,28 @@ class Adopted {
   // already), when there is too little of it, or no room. Nobody else may write to it meanwhile.
   static Status adopt(std::shared_ptr<Arena> arena, int rank, std::byte* data, std::size_t bytes,
                       std::unique_ptr<Adopted>& out);
-  // The memory is ordinary again.
   ~Adopted();
-  // What it holds need not be kept when this ends: it is freed then.
-  void dies_with_memory() { dies_with_memory_ = true; }
   Adopted(const Adopted&) = delete;
   Adopted& operator=(const Adopted&) = delete;
+
+  // Ends it: the memory is ordinary again. Returns false when the system refused; then the memory
+  // must not be freed, nor this object.
+  bool release();
+  // What it holds need not be kept when this ends: it is freed then.
+  void dies_with_memory() { dies_with_memory_ = true; }
 
   // Where in its arena a tensor is that was adopted as it is; 0 if it was not.
   static std::uint64_t place_of(const Arena& arena, const std::byte* data, std::size_t bytes);
   // Copies the edges of a tensor. Both sides are equally far from the beginning of a page.
   static void copy_edges(std::byte* to, const std::byte* from, std::size_t bytes);
+  // Takes a tensor back after a call that failed: a rank that was stopped in it may still write.
+  // What it writes to is not used again.
+  static void retire(const Arena& arena, const std::byte* data);
 
  private:
   friend struct Adoptions;
-  Adopted(std::shared_ptr<Arena> arena, std::byte* data, std::size_t bytes, std::byte* room);
+  Adopted(std::shared_ptr<Arena> arena, std::byte* data, std::size_t bytes)
+      : arena_(std::move(arena)), data_(data), bytes_(bytes) {}
   Status replace();
   bool give_back() const;
   // The whole pages.
@@ -53,7 +60,7 @@ class Adopted {
   std::shared_ptr<Arena> arena_;
   std::byte* data_;
   std::size_t bytes_;
-  std::byte* room_;  // in the arena, from the beginning of the first page on
+  std::byte* room_ = nullptr;  // in the arena, from the beginning of the first page on
   bool dies_with_memory_ = false;
   std::uint64_t made_in_ = fork_generation();
 };

@@ -2,9 +2,11 @@
 #include "memory/adopted.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "algo/algorithm.h"
@@ -127,18 +129,25 @@ TEST(there_is_a_limit) {
   ::munmap(data, many);
 }
 
-TEST(memory_that_its_owner_has_unmapped_is_left_alone) {
+TEST(a_fork_needs_no_descriptor) {
+  Surrounded tensor;
   World world;
-  auto* const data = static_cast<std::byte*>(
-      ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK_OK(world.adopt(data));
-  // Somebody else's, at the same place.
-  CHECK(::mmap(data, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1,
-               0) == data);
-  std::fill_n(data, length, std::byte{7});
-  world.adopted.reset();
-  CHECK(std::all_of(data, data + length, [](std::byte each) { return each == std::byte{7}; }));
-  ::munmap(data, length);
+  CHECK_OK(world.adopt(tensor.data));
+  std::vector<Fd> all;
+  rlimit limit{};
+  CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const rlimit few{64, limit.rlim_max};
+  CHECK(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  while (true) {
+    Fd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!fd.valid()) break;
+    all.push_back(std::move(fd));
+  }
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(tensor.has(std::byte{2}) ? 0 : 1);
+  std::fill_n(tensor.data, length, std::byte{4});
+  CHECK(exit_status(child, 30) == 0);
+  CHECK(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
 }
 
 TEST(a_forked_child_has_a_copy_of_its_own) {
@@ -165,6 +174,44 @@ TEST(a_forked_child_has_a_copy_of_its_own) {
   CHECK(tensor.has(std::byte{4}));
   Adopted::copy_edges(world.seen_by_others(tensor.data), tensor.data, length);
   CHECK(std::equal(tensor.data, tensor.data + length, world.seen_by_others(tensor.data)));
+}
+
+TEST(what_a_rank_writes_after_a_call_has_failed_does_not_reach_the_tensor) {
+  const std::size_t size = segment_bytes(2, small_staging);
+  Segment segment;
+  CHECK_OK(Segment::create(size, size, segment));
+  std::shared_ptr<Arena> arena;
+  CHECK_OK(Arena::create(2, arena));
+  Team::format(segment.data(), 2, small_staging, false);
+  Surrounded first, second;
+  std::unique_ptr<Adopted> adopted[2];
+  CHECK_OK(Adopted::adopt(arena, 0, first.data, length, adopted[0]));
+  CHECK_OK(Adopted::adopt(arena, 1, second.data, length, adopted[1]));
+  std::byte* const room = arena->at(Adopted::place_of(*arena, first.data, length));
+  std::thread stopped([&] {
+    // Agrees to the call, and is stopped before it is over.
+    Team team(segment.data(), 1, 2, Liveness());
+    CHECK_OK(team.enter(soon()));
+    team.announce(pack_call(Op::all_reduce, Dtype::u8, Reduce::sum, 0), length,
+                  Adopted::place_of(*arena, second.data, length));
+    CHECK_OK(team.agree(soon()));
+  });
+  Team team(segment.data(), 0, 2, Liveness());
+  Staging staging(team, arena.get());
+  CHECK_OK(team.enter(soon()));
+  const Status status =
+      all_reduce(team, staging, first.data, length, Dtype::u8, Reduce::sum, Deadline::after(0.2));
+  stopped.join();
+  CHECK(status.code == Code::timeout);
+  std::fill_n(first.data, length, std::byte{5});
+  std::fill_n(room, length, std::byte{7});
+  CHECK(first.has(std::byte{5}));
+  CHECK(first.is_alone());
+  // Nobody gets that room, also when the tensor has gone.
+  CHECK(adopted[0]->release());
+  std::byte* fresh = nullptr;
+  CHECK_OK(arena->allocate(0, length, fresh));
+  CHECK(fresh >= room + length || fresh + length <= room);
 }
 
 TEST(adopted_tensors_are_reduced_where_they_are) {

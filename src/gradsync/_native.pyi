@@ -216,8 +216,8 @@ class Adoption:
     @property
     def memory(self) -> Any:
         """The memory that the tensor is in, as an array that keeps this object."""
-    def hand_over(self, owner: object, lives_on: bool) -> None:
-        """Drop ``owner`` when this ends. Unless the memory ``lives_on``, that frees it."""
+    def move_into(self, storage: object, before: object) -> None:
+        """Swap the memory of two storages: of a tensor, and over ``memory``, which this keeps."""
 
 class Lane:
     """The short way for synchronous calls on plain tensors.

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import gradsync as dist
+from gradsync.group import adopting
 
 # The kit's own group is observed, which takes calls off the lane on which tensors are adopted.
 RANKS = pytest.mark.ranks(2, 3, group=False)
@@ -59,10 +60,12 @@ def _reduce_often(tensor: torch.Tensor, times: int = OFTEN) -> None:
 def test_results_address_and_views_stay_what_they_were() -> None:
     storage = torch.full((COUNT + 200,), 7.0)
     tensor = storage[3 + 50 * dist.get_rank() :][:COUNT]
-    array, address = tensor.numpy(), tensor.data_ptr()
+    address = tensor.data_ptr()
     _reduce_often(tensor)
     assert _is_adopted(tensor)
     assert tensor.data_ptr() == address
+    array = tensor.numpy()
+    _reduce_often(tensor)
     assert torch.equal(torch.from_numpy(array), tensor)
     around = torch.cat([storage[: tensor.storage_offset()], storage[-150 + 50 * dist.get_rank() :]])
     assert around.eq(7).all()
@@ -85,16 +88,13 @@ def test_a_part_and_the_whole_of_one_storage() -> None:
 
 
 @RANKS
-def test_memory_of_numpy_lives_on() -> None:
+def test_memory_that_others_have_a_hand_in_is_left_alone() -> None:
     array = np.zeros(COUNT, np.float32)
-    tensor = torch.from_numpy(array)
-    _reduce_often(tensor)
-    assert _is_adopted(tensor)
-    result = tensor.clone()
-    del tensor
-    again = torch.from_numpy(array)
-    assert torch.equal(again, result)
-    assert not _is_adopted(again)
+    theirs, lent = torch.from_numpy(array), torch.zeros(COUNT)
+    lent.numpy()
+    for tensor in (theirs, lent):
+        _reduce_often(tensor)
+        assert not _is_adopted(tensor)
 
 
 @RANKS
@@ -175,6 +175,26 @@ def test_forked_child_neither_writes_to_its_parent_nor_sees_it_write() -> None:
         os.close(end)
     _reduce_often(tensor)
     assert _is_adopted(tensor)
+
+
+@TWO
+def test_ctrl_c_at_any_moment_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.full((COUNT,), 4.0)
+    make = adopting.from_dlpack
+
+    def interrupted(memory: object) -> torch.Tensor:
+        make(memory)
+        raise KeyboardInterrupt
+
+    for _ in range(OFTEN - 3):
+        dist.all_reduce(tensor.fill_(4))
+    monkeypatch.setattr(adopting, "from_dlpack", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dist.all_reduce(tensor.fill_(4))
+    assert tensor.eq(4).all()
+    assert not _is_adopted(tensor)
+    dist.all_reduce(tensor)
+    assert tensor.eq(8).all()
 
 
 @TWO

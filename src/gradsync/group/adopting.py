@@ -27,13 +27,9 @@ def adopt(backend: Backend, tensor: torch.Tensor) -> bool:
         return True
     if is_busy():
         return False  # with this very tensor, perhaps
-    # Memory that torch did not make, or that others share, may live on with what is in it.
-    lives_on = not storage.resizable()
     adoption = make(tensor.data_ptr(), tensor.nbytes, storage.data_ptr(), storage.nbytes())
     if adoption is not None:
-        before = from_dlpack(adoption.memory).untyped_storage()
-        storage._swap_data_ptr_(before)  # type: ignore[attr-defined]
-        adoption.hand_over(before, lives_on)
+        adoption.move_into(storage, from_dlpack(adoption.memory).untyped_storage())
     return True
 
 
@@ -43,10 +39,14 @@ def leave_private(_: torch.Tensor) -> bool:
 
 
 def _may_be_adopted(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-    """Return whether nothing is known that speaks against it."""
+    """Return whether torch made the memory for this storage, and nobody else knows of it.
+
+    Memory of others may outlive the storage, and be written to in the moment when it ends.
+    """
     return (
         read("GRADSYNC_ADOPT") != "0"
         and hasattr(storage, "_swap_data_ptr_")  # older torch cannot
+        and storage.resizable()
         and not storage.is_shared()
         and not (_has_devices() and tensor.is_pinned())
     )
