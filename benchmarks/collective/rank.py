@@ -52,10 +52,11 @@ class TorchLike:
     def barrier(self) -> None:
         self.dist.barrier()
 
-    def empty(self, elements: int, op: str) -> np.ndarray[Any, Any]:
+    def empty(self, elements: int, op: str) -> Any:
+        """Return a tensor as users have them."""
         if op == "all_reduce_shared" and self.backend is None:
-            return np.asarray(self.dist.shared_empty(elements, dtype=self.torch.float32))
-        return aligned(elements)
+            return self.dist.shared_empty(elements, dtype=self.torch.float32)
+        return self.torch.empty(elements, dtype=self.torch.float32)
 
     def lacks(self, op: str) -> str:
         if op == "all_reduce_shared" and self.backend is None:
@@ -66,8 +67,7 @@ class TorchLike:
 
     def call(self, op: str, buffers: Buffers) -> Call:
         dist, rank = self.dist, self.rank
-        tensor = self.torch.from_numpy
-        whole, piece, other = tensor(buffers.whole), tensor(buffers.piece), tensor(buffers.other)
+        whole, piece, other = buffers.whole, buffers.piece, buffers.other
         parts = list(whole.chunk(self.size))
         if op == "ping_pong":
             if rank > 1:
@@ -130,8 +130,11 @@ class Mpi:
     def barrier(self) -> None:
         self.world.Barrier()
 
-    def empty(self, elements: int, op: str) -> np.ndarray[Any, Any]:
-        return aligned(elements)
+    def empty(self, elements: int, op: str) -> Any:
+        """Return float32 memory that begins at a cache line, as torch's does."""
+        raw = np.empty(elements + 16, np.float32)
+        first = -raw.ctypes.data % 64 // 4
+        return raw[first : first + elements]
 
     def lacks(self, op: str) -> str:
         return ""
@@ -164,13 +167,6 @@ class Mpi:
         return calls[op]
 
 
-def aligned(elements: int) -> np.ndarray[Any, Any]:
-    """Return float32 memory that begins at a cache line, as torch's does."""
-    raw = np.empty(elements + 16, np.float32)
-    first = -raw.ctypes.data % 64 // 4
-    return raw[first : first + elements]
-
-
 class Buffers:
     """A call's memory. ``whole`` is the larger side: all ranks' pieces, or simply the tensor."""
 
@@ -180,14 +176,15 @@ class Buffers:
         share = 1 if op in WHOLE_ONLY else self.size
         self.whole = world.empty(max(1, elements // share) * share, op)
         self.piece = world.empty(len(self.whole) // share, "")
-        self.other = aligned(len(self.whole) if op == "all_to_all" else 1)
+        self.other = world.empty(len(self.whole) if op == "all_to_all" else 1, "")
         self.fill(world.rank + 1)
 
     def fill(self, value: int) -> None:
         for array in (self.whole, self.piece, self.other):
-            array.fill(value)
+            array[:] = value
         if self.op == "scatter":
-            self.whole.reshape(self.size, -1)[:] = np.arange(1, self.size + 1)[:, None]
+            for number, part in enumerate(self.whole.reshape(self.size, -1)):
+                part[:] = number + 1
 
     def right(self) -> bool:
         """Return whether a call with root 0 on buffers full of rank + 1 had the right result."""
@@ -208,7 +205,8 @@ class Buffers:
             "barrier": (0, 0),
         }
         found, expected = wanted[self.op]
-        return bool(np.all(found == expected))
+        # Of copies: a tensor that numpy has seen is no longer torch's alone.
+        return bool(np.all(np.array(getattr(found, "clone", lambda: found)()) == expected))
 
 
 class Rank:
