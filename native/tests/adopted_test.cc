@@ -100,6 +100,7 @@ TEST(only_the_very_tensor_counts_as_adopted) {
 }
 
 TEST(memory_that_is_not_private_is_not_adopted) {
+  Surrounded tensor;  // outlives its adoption
   World world;
   const auto map = [](int rights, int flags) {
     return static_cast<std::byte*>(::mmap(nullptr, length, rights, flags | MAP_ANONYMOUS, -1, 0));
@@ -112,7 +113,6 @@ TEST(memory_that_is_not_private_is_not_adopted) {
     CHECK(world.adopt(data).code == Code::invalid);
     ::munmap(data, length);
   }
-  Surrounded tensor;
   CHECK(world.adopt(tensor.data, 17 * page_bytes).code == Code::invalid);  // too small
   CHECK_OK(world.adopt(tensor.data));
   World another;
