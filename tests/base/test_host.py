@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -63,11 +62,11 @@ def test_evidence_of_this_process():
 def test_dead_means_seen_to_be_dead():
     me = host_evidence()
     assert not is_dead(me, me)
-    assert is_dead(replace(me, started=me.started + 1), me)  # the pid was given to another
-    assert not is_dead(replace(me, boot_id="elsewhere", pid=1 << 22), me)
-    assert not is_dead(replace(me, pid_namespace=1, pid=1 << 22), me)
+    assert is_dead(me._replace(started=me.started + 1), me)  # the pid was given to another
+    assert not is_dead(me._replace(boot_id="elsewhere", pid=1 << 22), me)
+    assert not is_dead(me._replace(pid_namespace=1, pid=1 << 22), me)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    other = replace(me, pid=child.pid, started=start_time(child.pid))
+    other = me._replace(pid=child.pid, started=start_time(child.pid))
     assert not is_dead(other, me)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
