@@ -18,7 +18,7 @@ def faults():
 
 told = keep_freed_memory()
 faults()
-print(told, faults())
+print(told, min(faults() for _ in range(3)))  # until the heap has found its shape it may still grow
 """
 
 
