@@ -139,10 +139,11 @@ Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t cou
   }
   const bool small = count * element <= std::min(small_bytes, staging.capacity());
   const std::size_t most = chunk_bytes(team, staging) / element;
-  std::uint64_t place = small ? 0 : staging.place_of(data, count * element);
-  const bool adopted =
-      !small && place == 0 && (place = staging.adopted_place_of(data, count * element)) != 0;
-  if (adopted) Adopted::copy_edges(staging.at(place), data, count * element);
+  const std::uint64_t shared = small ? 0 : staging.place_of(data, count * element);
+  const std::uint64_t adopted =
+      small || shared != 0 ? 0 : staging.adopted_place_of(data, count * element);
+  const std::uint64_t place = shared != 0 ? shared : adopted;
+  if (adopted != 0) Adopted::copy_edges(staging.at(place), data, count * element);
 
   std::size_t done = 0;
   bool first = true;
@@ -161,8 +162,8 @@ Status all_reduce(Team& team, Staging& staging, std::byte* data, std::size_t cou
       status = team.agree(deadline);
       if (status.ok() && place != 0 && staging.all_shared()) {
         status = reduce_in_place(team, staging, count, element, kernel, deadline);
-        if (adopted) Adopted::copy_edges(data, staging.at(place), count * element);
-        if (adopted && !status.ok()) staging.retire(data);
+        if (adopted != 0) Adopted::copy_edges(data, staging.at(place), count * element);
+        if (adopted != 0 && !status.ok()) staging.retire(data);
         return status;
       }
       if (status.ok() && !small && staging.any_shared()) {

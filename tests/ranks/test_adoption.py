@@ -178,7 +178,7 @@ def test_forked_child_neither_writes_to_its_parent_nor_sees_it_write() -> None:
 
 
 @TWO
-def test_ctrl_c_at_any_moment_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_the_middle_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.full((COUNT,), 4.0)
     make = adopting.from_dlpack
 

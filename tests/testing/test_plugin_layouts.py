@@ -286,8 +286,7 @@ def test_interrupting_pytest_does_not_wait_for_busy_ranks(tmp_path):
     start = time.monotonic()
     child.send_signal(signal.SIGINT)
     child.communicate()
-    # Waiting for them would take for ever. With both cores busy pytest itself needs 3 s to end.
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 4
 
 
 def until(condition):
