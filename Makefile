@@ -3,7 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
-CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake
+# Without make's flags: they offer ninja a job server that it cannot use, which it calls an error.
+CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" MAKEFLAGS= $(BIN)/cmake
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.cmake' -o -name CMakeLists.txt)
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 SANITIZERS := address undefined thread

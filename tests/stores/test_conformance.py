@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def _own_tcp(_: Path) -> Store:
 
 
 def _own_unix(_: Path) -> Store:
-    return UnixStore(f"conformance-{next(_numbers)}", is_master=True)
+    # The names are the machine's, and these tests run in several processes.
+    return UnixStore(f"conformance-{os.getpid()}-{next(_numbers)}", is_master=True)
 
 
 STORES: dict[str, tuple[Callable[[Path], Store], StoreTraits]] = {

@@ -1,7 +1,6 @@
 """The pytest plugin, run in a pytest of its own: every kind of outcome, with its report."""
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from inner_pytest import environment
 
 SAMPLE = """
 import os, signal, threading, time
@@ -167,11 +167,10 @@ def run(folder):
 
 
 def pytest_in(folder, *args, timeout=100):
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     return subprocess.run(
         [sys.executable, "-m", "pytest", *args],
         cwd=folder,
-        env=env,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -1,6 +1,5 @@
 """The plugin in the ways that projects are laid out: conftest files, ini options, data loaders."""
 
-import os
 import re
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from inner_pytest import environment
 
 FIRST = """
 import os, subprocess, time, warnings
@@ -165,12 +165,10 @@ def from_plugin():
 
 
 def pytest_in(folder, *args):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV"))}
-    env["PYTHONPATH"] = str(folder)
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", *args],
         cwd=folder,
-        env=env,
+        env=environment(PYTHONPATH=str(folder)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

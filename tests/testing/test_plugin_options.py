@@ -1,12 +1,12 @@
 """The plugin beside pytest's own options and other plugins: -x, --lf, xdist, coverage, --pdb."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pexpect
 import pytest
+from inner_pytest import environment
 
 SAMPLE = """
 import pytest, torch
@@ -49,11 +49,10 @@ def folder(tmp_path):
 
 
 def run(folder, *args):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV"))}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *args],
         cwd=folder,
-        env=env,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=100,
@@ -86,9 +85,8 @@ def test_coverage_counts_what_ranks_ran(folder):
 
 @pytest.mark.parametrize("option", ["--pdb-rank=1", "--pdb"])
 def test_pdb_on_a_chosen_rank_or_the_one_that_fails(folder, option):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV"))}
     command = ["-m", "pytest", "-q", option, "-k", "second"]
-    child = pexpect.spawn(sys.executable, command, cwd=str(folder), env=env, timeout=60)
+    child = pexpect.spawn(sys.executable, command, cwd=str(folder), env=environment(), timeout=60)
     try:
         child.expect(r"\(Pdb\)")
         child.sendline("p (rank, bill)")
