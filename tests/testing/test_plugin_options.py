@@ -74,6 +74,44 @@ def test_xdist(folder):
     assert "rank 1 has no money" in output
 
 
+LOOP = """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session):
+    some = [item for item in session.items if "again" not in item.name]
+    for item, following in zip(some, [*some[1:], None]):
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    return True
+"""
+
+ONE_MODULE = """
+import pytest
+
+@pytest.fixture(scope="module", autouse=True)
+def around():
+    yield
+    print("end of", __name__)
+
+@pytest.mark.ranks(2)
+def test_on_ranks(rank): pass
+
+def test_here(): pass
+
+@pytest.mark.ranks(2)
+def test_on_ranks_again(rank): pass
+"""
+
+
+def test_items_may_come_in_another_order_than_they_were_collected(tmp_path):
+    # As they do for a worker of xdist, which takes what is left; whoever guesses that a module goes
+    # on is wrong here.
+    (tmp_path / "conftest.py").write_text(LOOP)
+    (tmp_path / "test_a.py").write_text(ONE_MODULE)
+    (tmp_path / "test_b.py").write_text(ONE_MODULE)
+    assert "4 passed" in run(tmp_path)
+
+
 def test_coverage_counts_what_ranks_ran(folder):
     output = run(folder, "--cov=shop", "--cov-report=json", "-k", "first")
     assert "1 passed, 3 deselected" in output

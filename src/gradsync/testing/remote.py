@@ -70,6 +70,8 @@ class PytestInRank:
             controller.send("ready")
             before = leaks.take()
             active.open_group()
+            # Under pytest-xdist another item may come than was expected to follow the last one.
+            self._session._setupstate.teardown_exact(item)
             self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             follows = observer.follows and task.debug == "first"
             if task.debug and observer.traceback is not None and not follows:
