@@ -93,24 +93,25 @@ class TorchLike:
         self.dist.barrier()
         self.close()
 
-    def time_init(self, port: int, at: float) -> float:
-        """Return how long after the moment ``at`` init_process_group was done.
+    def time_init(self, port: int, at: float) -> tuple[float, float]:
+        """Return when this rank called init_process_group and when it returned.
 
-        All ranks sleep until then, so that they start at once. Both systems meet by ``env://`` at a
-        port that nobody has used; the modules were imported when they first met.
+        All ranks sleep until ``at``, so that they start at once. Both systems meet by ``env://`` at
+        a port that nobody has used; the modules were imported when they first met.
         """
         time.sleep(max(0.0, at - time.monotonic()))
+        began = time.monotonic()
         self.init(port)
-        return time.monotonic() - at
+        return began, time.monotonic()
 
-    def time_new_group(self) -> float:
+    def time_new_group(self) -> tuple[float, float]:
         self.dist.barrier()
-        began = time.perf_counter()
+        began = time.monotonic()
         group = self.dist.new_group()
-        took = time.perf_counter() - began
+        ended = time.monotonic()
         self.dist.barrier()
         self.dist.destroy_process_group(group)
-        return took
+        return began, ended
 
 
 class Mpi:
@@ -243,11 +244,11 @@ class Rank:
     def leave(self) -> None:
         self.world.leave()
 
-    def init(self, port: int, at: float) -> float:
-        return float(self.world.time_init(port, at))
+    def init(self, port: int, at: float) -> tuple[float, float]:
+        return self.world.time_init(port, at)
 
-    def new_group(self) -> float:
-        return float(self.world.time_new_group())
+    def new_group(self) -> tuple[float, float]:
+        return self.world.time_new_group()
 
     def python_cost(self, rounds: int, repeats: int) -> dict[str, float]:
         """Return microseconds of the public and of the native all_reduce, in a world of one."""

@@ -63,7 +63,7 @@ class Direct {
 
   // Whether to let the others read private memory.
   static bool worthwhile(Team& team, std::size_t bytes, std::size_t most = direct_most_bytes) {
-    return team.is_open() && bytes >= direct_bytes && (bytes <= most || team.is_crowded());
+    return bytes >= direct_bytes && (bytes <= most || team.is_crowded()) && team.is_open();
   }
 
   // Announces the call together with this rank's places (none: nobody reads from it), of which

@@ -11,6 +11,7 @@ namespace gradsync {
 void bind_gil(nanobind::module_& module);
 void bind_status(nanobind::module_& module);
 void bind_session(nanobind::module_& module);
+void bind_founding(nanobind::module_& module);
 void bind_lane(nanobind::module_& module);
 void bind_store(nanobind::module_& module);
 

@@ -9,6 +9,7 @@ NB_MODULE(_native, module) {
   gradsync::bind_status(module);
   gradsync::bind_site(module);
   gradsync::bind_session(module);
+  gradsync::bind_founding(module);
   gradsync::bind_lane(module);
   gradsync::bind_store(module);
 }

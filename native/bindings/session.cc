@@ -1,5 +1,5 @@
-// The shared-memory core as Python sees it: a founder to meet at, a link to reach one, a session to
-// run calls on. Tensors come as addresses and counts; whoever calls keeps them alive.
+// A group's session as Python sees it: what runs its calls. Tensors come as addresses and counts;
+// whoever calls keeps them alive.
 #include "bindings/session.h"
 
 #include <nanobind/ndarray.h>
@@ -16,68 +16,6 @@ namespace nb = nanobind;
 
 namespace gradsync {
 namespace {
-
-class FounderHandle {
- public:
-  FounderHandle() { raise_if_failed(Founder::open(founder_)); }
-
-  std::string name() const { return founder_.lobby().name(); }
-  nb::bytes secret() const {
-    const Secret& secret = founder_.lobby().secret();
-    return nb::bytes(secret.data(), secret.size());
-  }
-
-  void prepare(int ranks, std::size_t staging_bytes, const Session* world) {
-    const Unlocked unlocked;
-    founder_.prepare(ranks, staging_bytes, world);
-  }
-
-  // The ranks that have not come yet.
-  std::vector<int> gather(const std::vector<int>& pids, double timeout_s) {
-    const Status status =
-        released([&] { return founder_.gather(pids, Deadline::after(timeout_s)); });
-    if (status.code != Code::timeout) raise_if_failed(status);
-    return status.ranks;
-  }
-
-  void turn_away(const std::string& why, const std::vector<int>& ranks, bool lost) {
-    const Unlocked unlocked;
-    founder_.turn_away(Status::error(lost ? Code::peer_lost : Code::timeout, why, ranks));
-  }
-
-  std::unique_ptr<Session> found(double timeout_s, const Session* world) {
-    std::unique_ptr<Session> session;
-    run_released([&] { return founder_.found(world, Deadline::after(timeout_s), session); });
-    return session;
-  }
-
- private:
-  Founder founder_;
-};
-
-class Link {
- public:
-  explicit Link(const std::string& name) { raise_if_failed(reach_lobby(name, socket_)); }
-
-  std::unique_ptr<Session> join(const nb::bytes& secret, int rank, int ranks, double timeout_s,
-                                const Session* world) {
-    Secret key{};
-    if (secret.size() != key.size()) {
-      raise_if_failed(Status::error(
-          Code::invalid, "a lobby's secret has 16 bytes, not " + std::to_string(secret.size())));
-    }
-    std::memcpy(key.data(), secret.c_str(), key.size());
-    std::unique_ptr<Session> session;
-    run_released([&] {
-      return join_founder(std::move(socket_), key, rank, ranks, world, Deadline::after(timeout_s),
-                          session);
-    });
-    return session;
-  }
-
- private:
-  Fd socket_;
-};
 
 nb::list local_sessions(int ranks, std::size_t staging_bytes,
                         const std::vector<const Session*>& worlds) {
@@ -202,20 +140,6 @@ void bind_calls(nb::class_<Session>& session) {
 }  // namespace
 
 void bind_session(nb::module_& module) {
-  nb::class_<FounderHandle>(module, "Founder")
-      .def(nb::init<>())
-      .def_prop_ro("name", &FounderHandle::name)
-      .def_prop_ro("secret", &FounderHandle::secret)
-      .def("prepare", &FounderHandle::prepare, nb::arg("ranks"), nb::arg("staging_bytes"),
-           nb::arg("world") = nb::none())
-      .def("gather", &FounderHandle::gather, nb::arg("pids"), nb::arg("timeout_s"))
-      .def("turn_away", &FounderHandle::turn_away, nb::arg("why"), nb::arg("ranks"),
-           nb::arg("lost"))
-      .def("found", &FounderHandle::found, nb::arg("timeout_s"), nb::arg("world") = nb::none());
-  nb::class_<Link>(module, "Link")
-      .def(nb::init<const std::string&>(), nb::arg("name"))
-      .def("join", &Link::join, nb::arg("secret"), nb::arg("rank"), nb::arg("ranks"),
-           nb::arg("timeout_s"), nb::arg("world") = nb::none());
   nb::class_<Session> session(module, "Session");
   session.def_prop_ro("rank", &Session::rank)
       .def_prop_ro("size", &Session::size)

@@ -1,6 +1,8 @@
 // The networked store for Python: str or bytes in, bytes out, no GIL while anything is under way.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -113,10 +115,10 @@ std::unique_ptr<Server> serve(const Address& address, const std::string& token, 
   return server;
 }
 
-std::unique_ptr<Client> connect(const Address& address, const std::string& token,
-                                double timeout_s) {
+std::unique_ptr<Client> connect(const Address& address, const std::string& token, double timeout_s,
+                                bool patient = true) {
   std::unique_ptr<Client> client;
-  run([&] { return Client::connect(address, token, timeout_s, client); });
+  run([&] { return Client::connect(address, token, timeout_s, client, patient); });
   return client;
 }
 
@@ -135,6 +137,28 @@ void bind_server(nb::module_& module) {
             return serve(unix_name(std::move(name)), token, -1);
           },
           nb::arg("name"), nb::arg("token"))
+      .def_static(
+          "reserve_unix",
+          [](std::string name, const std::string& token) {
+            ServerOptions options;
+            options.address = unix_name(std::move(name));
+            options.token = token;
+            std::unique_ptr<Server> server;
+            run([&] { return Server::reserve(options, server); });
+            return server;
+          },
+          nb::arg("name"), nb::arg("token"))
+      .def(
+          "listen",
+          [](Server& self, const std::vector<std::pair<std::string, nb::bytes>>& entries) {
+            store::Entries copies;
+            for (const auto& [key, value] : entries) {
+              copies.emplace_back(key, std::string(value.c_str(), value.size()));
+            }
+            run([&] { return self.listen(copies); });
+          },
+          nb::arg("entries"))
+      .def("run", &Server::run)
       .def_prop_ro("port", &Server::port);
 }
 
@@ -253,10 +277,10 @@ void bind_store(nb::module_& module) {
       nb::arg("host"), nb::arg("port"), nb::arg("token"), nb::arg("timeout_s"));
   type.def_static(
       "unix",
-      [](std::string name, const std::string& token, double timeout_s) {
-        return connect(unix_name(std::move(name)), token, timeout_s);
+      [](std::string name, const std::string& token, double timeout_s, bool patient) {
+        return connect(unix_name(std::move(name)), token, timeout_s, patient);
       },
-      nb::arg("name"), nb::arg("token"), nb::arg("timeout_s"));
+      nb::arg("name"), nb::arg("token"), nb::arg("timeout_s"), nb::arg("patient") = true);
   bind_single_keys(type);
   bind_many_keys(type);
   bind_queues(type);

@@ -24,6 +24,9 @@ struct CpuMask {
   void remove(const CpuMask& other) {
     for (std::size_t i = 0; i < words.size(); ++i) words[i] &= ~other.words[i];
   }
+  bool has(std::uint32_t cpu) const {
+    return cpu / 64 < words.size() && (words[cpu / 64] >> cpu % 64 & 1) != 0;
+  }
   void add(std::uint32_t cpu) {
     if (cpu / 64 < words.size()) words[cpu / 64] |= std::uint64_t{1} << cpu % 64;
   }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/interrupt.h"
+#include "common/moment.h"
 
 namespace gradsync {
 namespace {
@@ -23,6 +24,9 @@ constexpr int SO_PEERPIDFD = 77;  // Linux 6.5
 // The kernel's limit for one message is 253 (SCM_MAX_FD).
 constexpr std::size_t descriptors_per_message = 128;
 
+// Ranks that start together meet within this; to wake one that sleeps takes a third of it.
+constexpr std::chrono::microseconds moment{1000};
+
 // Waits are cut so that Ctrl-C is heard.
 constexpr std::int64_t longest_nap_ns = 200'000'000;
 
@@ -30,6 +34,7 @@ struct Introduction {
   std::array<char, 8> magic{'g', 's', 'g', 'u', 'e', 's', 't', '1'};
   Secret secret{};
   std::int32_t index = -1;
+  std::uint32_t words = 0;  // bytes that follow
 };
 
 socklen_t abstract_address(const std::string& name, sockaddr_un& address) {
@@ -54,20 +59,40 @@ Status require_same_user(const Fd& socket) {
   return Status::success();
 }
 
+// Polls for as long as one may sleep in one go.
+int nap(std::span<pollfd> entries, Deadline deadline) {
+  const std::int64_t left = deadline.remaining_ns(longest_nap_ns);
+  const timespec timeout{left / 1'000'000'000, left % 1'000'000'000};
+  return ::ppoll(entries.data(), entries.size(), &timeout, nullptr);
+}
+
 // Waits for a socket; fails when `process` (a pidfd, may be invalid) says that its process is gone.
 Status wait_until_ready(const Fd& socket, short events, Deadline deadline, const char* what,
                         const Fd& process = Fd()) {
+  std::array<pollfd, 2> entries{{{socket.get(), events, 0}, {process.get(), POLLIN, 0}}};
+  (void)try_for_a_moment([&] { return ::poll(entries.data(), entries.size(), 0) != 0; }, moment);
   while (true) {
-    std::array<pollfd, 2> entries{{{socket.get(), events, 0}, {process.get(), POLLIN, 0}}};
-    const std::int64_t left = deadline.remaining_ns(longest_nap_ns);
-    const timespec timeout{left / 1'000'000'000, left % 1'000'000'000};
-    const int ready = ::ppoll(entries.data(), entries.size(), &timeout, nullptr);
+    const int ready = nap(entries, deadline);
     if (ready > 0 && entries[0].revents != 0) return Status::success();
     if (ready > 0) return Status::error(Code::connection, "the other process is gone");
     if (ready < 0 && errno != EINTR) return Status::from_errno("poll");
     if (deadline.expired()) return Status::error(Code::timeout, what);
     if (interrupted()) return interrupted_status();
   }
+}
+
+Status receive_from_guest(const Fd& socket, char* to, std::size_t bytes, Deadline deadline) {
+  std::size_t have = 0;
+  while (have < bytes) {
+    const Status status =
+        wait_until_ready(socket, POLLIN, deadline, "a guest that does not finish its sentence");
+    if (!status.ok()) return status;
+    const ssize_t got = ::recv(socket.get(), to + have, bytes - have, MSG_DONTWAIT);
+    if (got == 0) return Status::error(Code::connection, "a guest that hung up");
+    if (got < 0 && errno != EAGAIN && errno != EINTR) return Status::from_errno("recv");
+    if (got > 0) have += static_cast<std::size_t>(got);
+  }
+  return Status::success();
 }
 
 bool equal_in_constant_time(const Secret& a, const Secret& b) {
@@ -114,12 +139,23 @@ Status Lobby::open(Lobby& out) {
     out.name_ += digits[byte >> 4];
     out.name_ += digits[byte & 15];
   }
-  out.socket_ = Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!out.socket_.valid()) return Status::from_errno("opening a Unix socket");
+  return out.listen();
+}
+
+Status Lobby::open(const std::string& name, const Secret& secret, Lobby& out) {
+  out.name_ = name;
+  out.secret_ = secret;
+  out.is_known_ = true;
+  return out.listen();
+}
+
+Status Lobby::listen() {
+  socket_ = Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket_.valid()) return Status::from_errno("opening a Unix socket");
   sockaddr_un address;
-  const socklen_t length = abstract_address(out.name_, address);
-  if (::bind(out.socket_.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-      ::listen(out.socket_.get(), 4096) != 0) {
+  const socklen_t length = abstract_address(name_, address);
+  if (::bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      ::listen(socket_.get(), 4096) != 0) {
     return Status::from_errno("listening on a Unix socket");
   }
   return Status::success();
@@ -139,7 +175,8 @@ Status Lobby::gather(int count, Deadline deadline, const std::vector<Fd>& expect
     // not depend on the deadline, which may be a short slice of a longer wait: a guest that has
     // just reached us, and was not let run since, must not find the door shut.
     constexpr double patience_s = 2.0;
-    (void)admit(std::move(socket), count, Deadline::after(patience_s), guests);
+    status = admit(std::move(socket), count, Deadline::after(patience_s), guests);
+    if (is_known_ && status.code == Code::invalid) return status;
   }
   return Status::success();
 }
@@ -156,15 +193,19 @@ Status Lobby::wait_for_guest(int count, Deadline deadline, const std::vector<Fd>
     const auto at = static_cast<std::size_t>(index);
     entries.push_back({at < expected.size() ? expected[at].get() : -1, POLLIN, 0});
   }
+  const std::size_t first_guest = entries.size();
+  if (is_known_) {
+    for (const Guest& guest : guests) entries.push_back({guest.socket.get(), POLLRDHUP, 0});
+  }
+  (void)try_for_a_moment([&] { return ::poll(entries.data(), entries.size(), 0) != 0; }, moment);
   while (true) {
-    const std::int64_t left = deadline.remaining_ns(longest_nap_ns);
-    const timespec timeout{left / 1'000'000'000, left % 1'000'000'000};
-    const int ready = ::ppoll(entries.data(), entries.size(), &timeout, nullptr);
+    const int ready = nap(entries, deadline);
     if (ready < 0 && errno != EINTR) return Status::from_errno("poll");
     if (ready > 0 && entries[0].revents != 0) return Status::success();
     for (std::size_t i = 1; ready > 0 && i < entries.size(); ++i) {
       if (entries[i].revents == 0) continue;
-      return Status::error(Code::peer_lost, "ended before the group was formed", {missing[i - 1]});
+      const int index = i < first_guest ? missing[i - 1] : guests[i - first_guest].index;
+      return Status::error(Code::peer_lost, "ended before the group was formed", {index});
     }
     if (deadline.expired()) {
       return Status::error(Code::timeout, "not every rank came to map the shared memory", missing);
@@ -177,25 +218,21 @@ Status Lobby::admit(Fd socket, int count, Deadline deadline, std::vector<Guest>&
   Status status = require_same_user(socket);
   if (!status.ok()) return status;
   Introduction hello;
-  std::size_t have = 0;
-  while (have < sizeof(hello)) {
-    status = wait_until_ready(socket, POLLIN, deadline, "a guest that says nothing");
-    if (!status.ok()) return status;
-    const ssize_t got = ::recv(socket.get(), reinterpret_cast<char*>(&hello) + have,
-                               sizeof(hello) - have, MSG_DONTWAIT);
-    if (got == 0) return Status::error(Code::connection, "a guest that hung up");
-    if (got < 0 && errno != EAGAIN && errno != EINTR) return Status::from_errno("recv");
-    if (got > 0) have += static_cast<std::size_t>(got);
-  }
-  const bool known =
-      hello.magic == Introduction{}.magic && equal_in_constant_time(hello.secret, secret_) &&
+  status = receive_from_guest(socket, reinterpret_cast<char*>(&hello), sizeof(hello), deadline);
+  if (!status.ok()) return status;
+  const bool known = hello.magic == Introduction{}.magic &&
+                     equal_in_constant_time(hello.secret, secret_) && hello.words <= most_words;
+  if (!known) return Status::error(Code::unauthenticated, "not a guest of this lobby");
+  const bool fits =
       hello.index > 0 && hello.index < count &&
       std::none_of(
           guests.begin(), guests.end(), [&](const Guest& g) { return g.index == hello.index; });
-  if (!known) return Status::error(Code::unauthenticated, "not a guest of this lobby");
+  if (!fits) return Status::error(Code::invalid, "a guest that is one too many");
   Guest guest;
   guest.index = hello.index;
-  status = peer_pidfd(socket, guest.pidfd);
+  guest.words.resize(hello.words);
+  status = receive_from_guest(socket, guest.words.data(), guest.words.size(), deadline);
+  if (status.ok()) status = peer_pidfd(socket, guest.pidfd);
   if (!status.ok()) return status;
   guest.socket = std::move(socket);
   guests.push_back(std::move(guest));
@@ -216,13 +253,22 @@ Status reach_lobby(const std::string& name, Fd& out) {
   return Status::success();
 }
 
-Status introduce(const Fd& socket, int index, const Secret& secret) {
+Status introduce(const Fd& socket, int index, const Secret& secret, const std::string& words) {
+  if (words.size() > most_words) {
+    return Status::error(Code::invalid, "an introduction of " + std::to_string(words.size()) +
+                                            " bytes, of " + std::to_string(most_words) +
+                                            " at most");
+  }
   Introduction hello;
   hello.secret = secret;
   hello.index = index;
-  const ssize_t sent = ::send(socket.get(), &hello, sizeof(hello), MSG_NOSIGNAL);
-  if (sent != static_cast<ssize_t>(sizeof(hello))) return Status::from_errno("sending to a lobby");
-  return Status::success();
+  hello.words = static_cast<std::uint32_t>(words.size());
+  std::string message(reinterpret_cast<const char*>(&hello), sizeof(hello));
+  message += words;
+  const ssize_t sent = ::send(socket.get(), message.data(), message.size(), MSG_NOSIGNAL);
+  if (sent == static_cast<ssize_t>(message.size())) return Status::success();
+  return Status::error(Code::connection,
+                       std::string("sending to a lobby: ") + std::strerror(errno));
 }
 
 Status send_descriptors(const Fd& socket, std::span<const std::uint8_t> message,

@@ -19,15 +19,19 @@ using Secret = std::array<std::uint8_t, 16>;
 
 // A connected guest, as the host sees it.
 struct Guest {
-  int index = -1;  // what the guest says it is
+  int index = -1;     // what the guest says it is
+  std::string words;  // what else it has to say
   Fd socket;
   Fd pidfd;  // refers to the guest's process, whatever pid namespace it lives in
 };
 
-// Listens under a random name.
+// Listens under a random name, with a random secret; or under a name and with a secret that guests
+// know beforehand. In the latter, guests that do not fit in are a failure, as are those that leave:
+// there may be others who took the same name, and whoever is told so can look into it.
 class Lobby {
  public:
   static Status open(Lobby& out);
+  static Status open(const std::string& name, const Secret& secret, Lobby& out);
 
   const std::string& name() const { return name_; }
   const Secret& secret() const { return secret_; }
@@ -42,17 +46,20 @@ class Lobby {
   Status wait_for_guest(int count, Deadline deadline, const std::vector<Fd>& expected,
                         const std::vector<Guest>& guests) const;
   Status admit(Fd socket, int count, Deadline deadline, std::vector<Guest>& guests);
+  Status listen();
 
   Fd socket_;
   std::string name_;
   Secret secret_{};
+  bool is_known_ = false;  // its name and secret
 };
 
 // Connects to a lobby; fails at once when no such lobby can be reached from here.
 Status reach_lobby(const std::string& name, Fd& out);
 
-// Introduces the caller to the lobby it reached.
-Status introduce(const Fd& socket, int index, const Secret& secret);
+// Introduces the caller to the lobby it reached, with at most `most_words` bytes of words.
+inline constexpr std::size_t most_words = 4096;
+Status introduce(const Fd& socket, int index, const Secret& secret, const std::string& words = "");
 
 // A descriptor that becomes readable when the process at the other end of a Unix socket ends.
 Status peer_pidfd(const Fd& socket, Fd& out);

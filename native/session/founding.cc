@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,6 +19,7 @@ struct Welcome {
   std::uint64_t segment_bytes = 0;  // 0: the group could not be formed
   std::uint64_t arena_range_bytes = 0;
   std::uint32_t ranks = 0;
+  std::uint32_t words_bytes = 0;  // of what follows before the descriptors
   // Only when it could not be formed: why, and which ranks it is about.
   Code code = Code::ok;
   std::uint32_t rank_count = 0;
@@ -27,6 +29,10 @@ struct Welcome {
 
 std::span<const std::uint8_t> bytes_of(const Welcome& welcome) {
   return {reinterpret_cast<const std::uint8_t*>(&welcome), sizeof(welcome)};
+}
+
+std::span<std::uint8_t> room_in(std::string& text) {
+  return {reinterpret_cast<std::uint8_t*>(text.data()), text.size()};
 }
 
 Welcome refusal(const Status& status) {
@@ -45,6 +51,19 @@ Status reason_of(Welcome& welcome) {
   welcome.why.back() = '\0';
   return Status::error(welcome.code, welcome.why.data(),
                        {welcome.about.begin(), welcome.about.begin() + count});
+}
+
+// A guest's words begin with its identity.
+std::string with_identity(const std::string& words) {
+  const Identity own = Identity::own();
+  return std::string(reinterpret_cast<const char*>(&own), sizeof(own)) + words;
+}
+
+bool take_identity(std::string& words, Identity& out) {
+  if (words.size() < sizeof(out)) return false;
+  std::memcpy(&out, words.data(), sizeof(out));
+  words.erase(0, sizeof(out));
+  return true;
 }
 
 Status check_welcome(Welcome& welcome, int ranks, bool has_world) {
@@ -87,9 +106,25 @@ Status Founder::watch(const std::vector<int>& pids) {
 
 Status Founder::gather(const std::vector<int>& pids, Deadline deadline) {
   Status status = expected_.empty() ? watch(pids) : Status::success();
+  const std::size_t before = guests_.size();
   if (status.ok()) status = lobby_.gather(ranks_, deadline, expected_, guests_);
+  identities_.resize(static_cast<std::size_t>(ranks_));
+  for (std::size_t i = before; i < guests_.size(); ++i) {
+    Guest& guest = guests_[i];
+    if (take_identity(guest.words, identities_[static_cast<std::size_t>(guest.index)])) continue;
+    status = Status::error(Code::invalid, "a guest of another version", {guest.index});
+  }
+  if (status.ok()) leave_guests_cores();
   if (!status.ok() && status.code != Code::timeout) turn_away(status);
   return status;
+}
+
+void Founder::leave_guests_cores() const {
+  CpuMask taken;
+  for (const Guest& guest : guests_) {
+    taken.add(identities_[static_cast<std::size_t>(guest.index)].core);
+  }
+  if (taken.has(Identity::own().core)) move_off(taken);
 }
 
 void Founder::turn_away(const Status& why) {
@@ -99,7 +134,8 @@ void Founder::turn_away(const Status& why) {
   }
 }
 
-Status Founder::found(const Session* world, Deadline deadline, std::unique_ptr<Session>& out) {
+Status Founder::found(const Session* world, const std::string& words, Deadline deadline,
+                      std::unique_ptr<Session>& out) {
   std::vector<Fd> pidfds(static_cast<std::size_t>(ranks_));
   Status status = prepared_;
   if (status.ok()) status = open_pidfd(::getpid(), pidfds[0]);
@@ -107,6 +143,8 @@ Status Founder::found(const Session* world, Deadline deadline, std::unique_ptr<S
     turn_away(status);
     return status;
   }
+  identities_[0] = Identity::own();
+  Team::introduce(segment_.data(), identities_);
   for (Guest& guest : guests_)
     pidfds[static_cast<std::size_t>(guest.index)] = std::move(guest.pidfd);
   std::vector<int> descriptors{segment_.fd()};
@@ -116,8 +154,11 @@ Status Founder::found(const Session* world, Deadline deadline, std::unique_ptr<S
   welcome.segment_bytes = segment_.size();
   welcome.ranks = static_cast<std::uint32_t>(ranks_);
   welcome.arena_range_bytes = world == nullptr ? arena_->range_bytes() : 0;
+  welcome.words_bytes = static_cast<std::uint32_t>(words.size());
+  std::string message(reinterpret_cast<const char*>(&welcome), sizeof(welcome));
+  message += words;
   for (const Guest& guest : guests_) {
-    status = send_descriptors(guest.socket, bytes_of(welcome), descriptors, deadline);
+    status = send_descriptors(guest.socket, room_in(message), descriptors, deadline);
     // A guest that died meanwhile is found by its pidfd when the team enters.
     if (!status.ok() && status.code != Code::connection) return status;
   }
@@ -128,8 +169,8 @@ Status Founder::found(const Session* world, Deadline deadline, std::unique_ptr<S
 }
 
 Status join_founder(Fd socket, const Secret& secret, int rank, int ranks, const Session* world,
-                    Deadline deadline, std::unique_ptr<Session>& out) {
-  Status status = introduce(socket, rank, secret);
+                    Deadline deadline, std::string& words, std::unique_ptr<Session>& out) {
+  Status status = introduce(socket, rank, secret, with_identity(words));
   if (!status.ok()) return status;
   Fd host_process;
   status = peer_pidfd(socket, host_process);
@@ -141,8 +182,9 @@ Status join_founder(Fd socket, const Secret& secret, int rank, int ranks, const 
   if (status.ok()) status = check_welcome(welcome, ranks, world != nullptr);
   if (!status.ok()) return status;
   const std::size_t memories = world == nullptr ? 2 : 1;
-  status = receive_descriptors(socket, {}, static_cast<std::size_t>(ranks) + memories, deadline,
-                               host_process, received);
+  words.assign(welcome.words_bytes, '\0');
+  status = receive_descriptors(socket, room_in(words), static_cast<std::size_t>(ranks) + memories,
+                               deadline, host_process, received);
   if (!status.ok()) return status;
   Segment segment;
   status = Segment::map(std::move(received[0]), welcome.segment_bytes, segment);

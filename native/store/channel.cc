@@ -10,7 +10,7 @@
 
 #include "common/fork.h"
 #include "common/interrupt.h"
-#include "store/patience.h"
+#include "common/moment.h"
 
 namespace gradsync::store {
 namespace {
@@ -22,12 +22,14 @@ constexpr std::chrono::milliseconds follower_tick{100};
 
 thread_local const Channel* Channel::Sending::current = nullptr;
 
-Status Channel::open(DialOptions options, const Deadline& deadline) {
+Status Channel::open(DialOptions options, const Deadline& deadline, bool patient) {
   options_ = std::move(options);
   generation_ = fork_generation();
   if (Status status = random_id(options_.session); !status.ok()) return status;
   Dialed dialed;
-  if (Status status = dial_patiently(options_, deadline, dialed); !status.ok()) return status;
+  const Status status = patient ? dial_patiently(options_, deadline, dialed)
+                                : dial_again(options_, 0, deadline, dialed);
+  if (!status.ok()) return status;
   socket_ = std::move(dialed.socket);
   instance_ = dialed.instance;
   return Status::success();
@@ -228,10 +230,12 @@ bool Channel::receive(std::unique_lock<std::mutex>& lock, const Deadline& guard)
   lock.unlock();
   char* const room = input_.room();
   ssize_t got = 0;
-  const bool came_soon = try_for_a_moment([&] {
-    got = ::recv(socket_.fd(), room, input_.room_size(), MSG_DONTWAIT);
-    return got >= 0 || errno != EAGAIN;
-  });
+  const bool came_soon = try_for_a_moment(
+      [&] {
+        got = ::recv(socket_.fd(), room, input_.room_size(), MSG_DONTWAIT);
+        return got >= 0 || errno != EAGAIN;
+      },
+      moment);
   if (!came_soon) got = ::recv(socket_.fd(), room, input_.room_size(), 0);
   const int number = errno;
   lock.lock();

@@ -38,7 +38,7 @@ struct Call {
 
 class Channel {
  public:
-  Status open(DialOptions options, const Deadline& deadline);
+  Status open(DialOptions options, const Deadline& deadline, bool patient);
   ~Channel();
 
   // Sends the request and waits for its reply. Ok: `call.reply` is there, whatever it says.

@@ -103,12 +103,12 @@ struct Client::Question {
 };
 
 Status Client::connect(const Address& address, std::string token, double timeout_s,
-                       std::unique_ptr<Client>& client) {
+                       std::unique_ptr<Client>& client, bool patient) {
   std::unique_ptr<Client> made(new Client);
   DialOptions options;
   options.address = address;
   options.token = std::move(token);
-  Status status = made->channel_.open(std::move(options), deadline_after(timeout_s, 0));
+  Status status = made->channel_.open(std::move(options), deadline_after(timeout_s, 0), patient);
   if (status.ok()) client = std::move(made);
   return status;
 }

@@ -18,8 +18,9 @@ using Strings = std::vector<std::string_view>;
 // wire.h is refused with Code::invalid before anything is sent.
 class Client {
  public:
+  // Patiently: a server that has yet to start is waited for.
   static Status connect(const Address& address, std::string token, double timeout_s,
-                        std::unique_ptr<Client>& client);
+                        std::unique_ptr<Client>& client, bool patient = true);
 
   Status set(std::string_view key, std::string_view value, double timeout_s);
   Status get(std::string_view key, double timeout_s, std::string& value);

@@ -28,6 +28,10 @@ class Data {
     Reply reply;
   };
 
+  void put(std::string key, std::string value) {
+    values_.insert_or_assign(std::move(key), std::move(value));
+  }
+
   // True: answered in `reply` (left alone by an operation that has no reply). False: parked.
   bool execute(Ticket ticket, const Request& request, Reply& reply);
 

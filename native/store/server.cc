@@ -23,10 +23,20 @@ Status check_token(const ServerOptions& options, const Listener& listener) {
 }  // namespace
 
 Status Server::start(const ServerOptions& options, std::unique_ptr<Server>& server) {
+  std::unique_ptr<Server> made;
+  Status status = reserve(options, made);
+  if (status.ok()) status = made->listen({});
+  if (!status.ok()) return status;
+  made->run();
+  server = std::move(made);
+  return Status::success();
+}
+
+Status Server::reserve(const ServerOptions& options, std::unique_ptr<Server>& server) {
   Listener listener;
   const bool adopt = options.listen_fd >= 0;
   Status status =
-      adopt ? adopt_listener(options.listen_fd, listener) : listen_on(options.address, listener);
+      adopt ? adopt_listener(options.listen_fd, listener) : bind_to(options.address, listener);
   if (status.ok()) status = check_token(options, listener);
   if (status.ok() && adopt && listener.port != options.address.port) {
     status =
@@ -42,17 +52,20 @@ Status Server::start(const ServerOptions& options, std::unique_ptr<Server>& serv
   made->port_ = listener.port;
   made->generation_ = fork_generation();
   made->loop_ = std::make_unique<ServerLoop>(options, std::move(listener));
-  if (status = made->loop_->open(); !status.ok()) return status;
+  server = std::move(made);
+  return Status::success();
+}
 
+Status Server::listen(const Entries& entries) { return loop_->open(entries); }
+
+void Server::run() {
   // The thread must not take signals that are meant for the program.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  made->thread_ = std::make_unique<std::thread>([loop = made->loop_.get()] { loop->run(); });
+  thread_ = std::make_unique<std::thread>([loop = loop_.get()] { loop->run(); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  server = std::move(made);
-  return Status::success();
 }
 
 Server::~Server() {

@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "common/status.h"
 #include "store/socket.h"
@@ -23,9 +25,17 @@ struct ServerOptions {
 
 class ServerLoop;
 
+// Keys that are there before anybody comes, with their values.
+using Entries = std::vector<std::pair<std::string, std::string>>;
+
 class Server {
  public:
   static Status start(const ServerOptions& options, std::unique_ptr<Server>& server);
+  // The same in three steps: takes the address, where everybody is refused; lets them knock, with
+  // keys that are there before anybody comes; answers them.
+  static Status reserve(const ServerOptions& options, std::unique_ptr<Server>& server);
+  Status listen(const Entries& entries);
+  void run();
   ~Server();  // stops: connections and the port are closed when it returns
 
   // The port it listens on, 0 on a Unix socket.

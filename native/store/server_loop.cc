@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "store/patience.h"
+#include "common/moment.h"
 
 namespace gradsync::store {
 namespace {
@@ -32,13 +32,17 @@ Status add_to(int epoll, int fd, std::uint64_t id) {
 
 }  // namespace
 
-Status ServerLoop::open() {
-  if (Status status = random_id(instance_); !status.ok()) return status;
+Status ServerLoop::open(const Entries& entries) {
+  Status status = random_id(instance_);
+  // One that was handed over listens already, with a backlog that its owner chose.
+  if (status.ok() && options_.listen_fd < 0) status = listen_at(options_.address, listener_);
+  if (!status.ok()) return status;
+  for (const auto& [key, value] : entries) service_.put(key, value);
   epoll_ = Socket(::epoll_create1(EPOLL_CLOEXEC));
   wakeup_ = Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_.open() || !wakeup_.open()) return Status::from_errno("epoll of the store's server");
   accepting_ = true;
-  Status status = add_to(epoll_.fd(), listener_.socket.fd(), listener_id);
+  status = add_to(epoll_.fd(), listener_.socket.fd(), listener_id);
   return status.ok() ? add_to(epoll_.fd(), wakeup_.fd(), wakeup_id) : status;
 }
 
@@ -57,7 +61,7 @@ void ServerLoop::run() {
       count = ::epoll_wait(epoll_.fd(), events.data(), static_cast<int>(events.size()), timeout_ms);
       return count != 0;
     };
-    if (!try_for_a_moment([&] { return wait(0); })) wait(next_timeout_ms());
+    if (!try_for_a_moment([&] { return wait(0); }, moment)) wait(next_timeout_ms());
     for (int i = 0; i < count; ++i) on_event(events[static_cast<std::size_t>(i)]);
     run_timers();
   }

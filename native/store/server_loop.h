@@ -23,9 +23,9 @@ class ServerLoop {
   ServerLoop(const ServerOptions& options, Listener listener)
       : options_(options), listener_(std::move(listener)) {}
 
-  Status open();  // once, before run
-  void run();     // until stop
-  void stop();    // from any thread
+  Status open(const Entries& entries);  // once, before run
+  void run();                           // until stop
+  void stop();                          // from any thread
 
  private:
   using Clock = Service::Clock;

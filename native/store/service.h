@@ -18,6 +18,9 @@ class Service {
  public:
   using Clock = Session::Clock;
 
+  // Before anybody has come.
+  void put(std::string key, std::string value) { data_.put(std::move(key), std::move(value)); }
+
   // False: the connection has to go; the client said goodbye or broke the rules.
   bool handle(Session& session, const Request& request);
 

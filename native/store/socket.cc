@@ -18,7 +18,7 @@
 
 #include "common/fork.h"
 #include "common/interrupt.h"
-#include "store/patience.h"
+#include "common/moment.h"
 
 namespace gradsync::store {
 namespace {
@@ -219,7 +219,7 @@ void Socket::release() {
   fd_ = -1;
 }
 
-Status listen_on(const Address& address, Listener& listener) {
+Status bind_to(const Address& address, Listener& listener) {
   std::vector<Endpoint> endpoints;
   if (Status status = resolve(address, endpoints); !status.ok()) return status;
   Status failure;
@@ -235,13 +235,16 @@ Status listen_on(const Address& address, Listener& listener) {
         ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
       }
     }
-    if (fd >= 0 && ::bind(fd, endpoint.raw(), endpoint.size) == 0 && ::listen(fd, backlog) == 0) {
-      return describe(listener);
-    }
+    if (fd >= 0 && ::bind(fd, endpoint.raw(), endpoint.size) == 0) return describe(listener);
     if (failure.ok()) failure = bind_failure(address, errno);
   }
   listener.socket.reset();
   return failure;
+}
+
+Status listen_at(const Address& address, const Listener& listener) {
+  if (::listen(listener.socket.fd(), backlog) == 0) return Status::success();
+  return bind_failure(address, errno);
 }
 
 Status adopt_listener(int fd, Listener& listener) {
@@ -318,10 +321,12 @@ Status receive_exactly(int fd, void* bytes, std::size_t size, const Deadline& de
   char* next = static_cast<char*>(bytes);
   while (size > 0) {
     ssize_t got = 0;
-    const bool came_soon = try_for_a_moment([&] {
-      got = ::recv(fd, next, size, MSG_DONTWAIT);
-      return got >= 0 || errno != EAGAIN;
-    });
+    const bool came_soon = try_for_a_moment(
+        [&] {
+          got = ::recv(fd, next, size, MSG_DONTWAIT);
+          return got >= 0 || errno != EAGAIN;
+        },
+        moment);
     if (!came_soon) got = ::recv(fd, next, size, 0);
     if (got == 0) return Status::error(Code::connection, "the other side closed the connection");
     if (got > 0) {

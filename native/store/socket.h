@@ -2,6 +2,7 @@
 // which leaves no file and whose peers the kernel vouches for.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -45,12 +46,19 @@ struct Listener {
   bool only_local = false;  // nobody from another host can connect
 };
 
-// Listens on exactly this address; port 0 takes a free one. EADDRINUSE is spelled out by name.
-Status listen_on(const Address& address, Listener& listener);
+// Takes exactly this address; port 0 takes a free one. EADDRINUSE is spelled out by name. Whoever
+// connects is refused until listen_at().
+Status bind_to(const Address& address, Listener& listener);
+Status listen_at(const Address& address, const Listener& listener);
 
 // Takes over a socket that somebody else has bound and set listening. `fd` stays the caller's when
 // this fails.
 Status adopt_listener(int fd, Listener& listener);
+
+// How long to try before sleeping. Measured on two cores (64 clients in 4 processes): 50 us a round
+// trip without, 25 us with 20 us on both sides; 50 us was no better, and not yielding in between
+// was worse.
+inline constexpr std::chrono::microseconds moment{20};
 
 enum class ConnectError : std::uint8_t {
   none,

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 
 namespace gradsync {
@@ -33,6 +35,20 @@ bool fetch(pid_t pid, std::byte* here, std::uint64_t there, std::size_t bytes) {
 }
 
 }  // namespace
+
+Beacon own_beacon() {
+  // The upper half is the process: a forked child has a beacon of its own.
+  static std::atomic<std::uint64_t> word{0};
+  const auto pid = static_cast<std::uint64_t>(::getpid());
+  std::uint64_t value = word.load(std::memory_order_relaxed);
+  if (value >> 32 != pid) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+    const std::uint64_t fresh = pid << 32 | (static_cast<std::uint64_t>(now) & 0xffff'ffff);
+    // Whoever is first decides for all threads.
+    if (word.compare_exchange_strong(value, fresh, std::memory_order_relaxed)) value = fresh;
+  }
+  return {reinterpret_cast<std::uint64_t>(&word), value};
+}
 
 Neighbour Neighbour::find(int pid, const Beacon& beacon) {
   Neighbour found;

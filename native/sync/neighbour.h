@@ -14,6 +14,9 @@ struct Beacon {
   std::uint64_t value = 0;
 };
 
+// That of this process.
+Beacon own_beacon();
+
 class Neighbour {
  public:
   // Tries: a process of this number that has the beacon is the one that we look for. The number

@@ -97,7 +97,18 @@ enum class Presence : std::uint32_t {
   failed,  // left with an error; `note` says which
 };
 
-// Owned by one rank: only it writes, all others read (but for `sleepers` and `question`).
+// What the others must know of a rank before the first call.
+struct Identity {
+  std::int32_t pid = 0;  // in the rank's own pid namespace; for messages only
+  CpuMask affinity;
+  Beacon beacon;           // in the rank's own memory
+  std::uint32_t core = 0;  // where it runs at the moment
+
+  static Identity own();
+};
+
+// Owned by one rank: only it writes, all others read (but for `sleepers` and `question`, and what
+// a founder says of the ranks that it has met).
 struct alignas(cache_line) Slot {
   // Counts the steps that the rank has published; wraps around. Also the futex word.
   std::atomic<std::uint32_t> progress{0};
@@ -144,9 +155,7 @@ struct alignas(cache_line) Slot {
   }
 
   alignas(cache_line) std::atomic<Presence> presence{Presence::absent};
-  std::int32_t pid = 0;  // in the rank's own pid namespace; for messages only
-  CpuMask affinity;
-  Beacon beacon;                              // in the rank's own memory
+  Identity identity;
   std::atomic<std::uint32_t> reaches_all{0};  // 1: it can read all others' memory
   // 1: it has given up on a call in which others read its memory, which may be anything by now.
   std::atomic<std::uint32_t> withdrawn{0};
@@ -168,6 +177,7 @@ struct alignas(cache_line) Header {
   std::uint32_t ranks = 0;
   std::uint64_t staging_bytes = 0;  // per rank
   bool open = false;                // ranks may look for a way into each other's memory
+  bool introduced = false;          // all identities are there before anybody enters
   // 1 + the rank that aborted the group, 0 while nobody has. `reason` is written by the first to
   // move `aborting` from 0, before `aborted` is set.
   std::atomic<std::uint32_t> aborting{0};

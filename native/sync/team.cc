@@ -74,26 +74,32 @@ std::byte* Team::staging(int rank) const {
   return staging_ + static_cast<std::size_t>(rank) * round_up(header_->staging_bytes, page_bytes);
 }
 
+void Team::introduce(std::byte* memory, std::span<const Identity> ranks) {
+  auto* slots = std::launder(reinterpret_cast<Slot*>(memory + slots_offset()));
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) slots[rank].identity = ranks[rank];
+  std::launder(reinterpret_cast<Header*>(memory))->introduced = true;
+}
+
+Identity Identity::own() {
+  return {::getpid(), affinity_mask(), own_beacon(), static_cast<std::uint32_t>(::sched_getcpu())};
+}
+
 Status Team::enter(Deadline deadline) {
   if (header_->magic != layout_magic || header_->ranks != static_cast<std::uint32_t>(size_)) {
     return Status::error(Code::invalid, "shared memory of another layout or group size");
   }
   Slot& mine = slot(rank_);
-  mine.pid = ::getpid();
-  mine.affinity = affinity_mask();
-  beacon_ = std::make_unique<std::uint64_t>(now_ns() ^ static_cast<std::uint64_t>(mine.pid) << 40);
-  mine.beacon = {reinterpret_cast<std::uint64_t>(beacon_.get()), *beacon_};
+  if (!header_->introduced) mine.identity = Identity::own();
   mine.presence.store(Presence::active, std::memory_order_release);
   progress_ = 0;
   publish(1);  // releases the fields above
-  const Status status = wait_for_all(1, deadline);
+  const Status status = header_->introduced ? Status::success() : wait_for_all(1, deadline);
   if (!status.ok()) return status;
   // The cores of all ranks together: ranks that are bound to one core each may spin.
   CpuMask joint;
-  for (int peer = 0; peer < size_; ++peer) joint.merge(slot(peer).affinity);
+  for (int peer = 0; peer < size_; ++peer) joint.merge(slot(peer).identity.affinity);
   cores_ = usable_cores(joint, cgroup_cpus());
   patience_ = patience_for(size_, cores_);
-  look_for_neighbours();
   return status;
 }
 
@@ -344,12 +350,12 @@ Status Team::why_gone(int peer) const {
   const Presence presence = slot(peer).presence.load(std::memory_order_acquire);
   if (presence == Presence::failed) return lost(peer, slot(peer).note.data());
   if (presence == Presence::left) return lost(peer, "left the group before this call");
-  const std::string how = liveness_.how_it_ended(peer, slot(peer).pid);
+  const std::string how = liveness_.how_it_ended(peer, slot(peer).identity.pid);
   return lost(peer, how.empty() ? "its process is gone" : "its process is gone: " + how);
 }
 
 Status Team::lost(int peer, const std::string& why) const {
-  const int pid = slot(peer).pid;  // 0 before it has mapped the memory
+  const int pid = slot(peer).identity.pid;  // 0 before it is known
   return Status::error(Code::peer_lost, (pid != 0 ? "pid " + std::to_string(pid) + ": " : "") + why,
                        {peer});
 }
@@ -369,7 +375,7 @@ RankReport Team::report(int peer) const {
   RankReport report;
   report.presence = theirs.presence.load(std::memory_order_acquire);
   report.progress = theirs.progress.load(std::memory_order_acquire);
-  if (report.presence != Presence::absent) report.pid = theirs.pid;
+  if (report.presence != Presence::absent) report.pid = theirs.identity.pid;
   const Announcement even = theirs.announced(0);
   const Announcement odd = theirs.announced(1);
   report.last = even.sequence > odd.sequence ? even : odd;

@@ -74,15 +74,19 @@ class Team {
   int size() const { return size_; }
   std::byte* staging(int rank) const;
   std::size_t staging_bytes() const { return header_->staging_bytes; }
-  // Whether every rank is known to be able to read every other's memory. Ranks learn it one after
-  // the other: nobody waits for that when a group is formed.
+  // Whether every rank is known to be able to read every other's memory. Each looks when it first
+  // asks: while a group is formed, the others are busy with their mappings, which the kernel would
+  // lock meanwhile (that took a millisecond).
   bool is_open();
   // The cores of all ranks together, divided by their number.
   double cores_each() const { return static_cast<double>(cores_) / size_; }
   // Whether there are more ranks than cores.
   bool is_crowded() const { return patience_.spins == 0; }
 
-  // Publishes the caller's identity and waits until every rank has done so.
+  // Writes all ranks' identities into memory that nobody else has yet. Otherwise each rank does it
+  // when it enters.
+  static void introduce(std::byte* memory, std::span<const Identity> ranks);
+  // Says that the caller is there, and waits for the others unless they were introduced.
   Status enter(Deadline deadline);
   // Says goodbye; an empty note means that all is well.
   void leave(const std::string& note);
@@ -210,7 +214,6 @@ class Team {
   Deadline::Clock::time_point moved_at_{};
   Patience patience_;
   Liveness liveness_;
-  std::unique_ptr<std::uint64_t> beacon_;
   std::vector<Neighbour> neighbours_;
   // Places that were found to be readable lately, to save the system call for tensors that are used
   // again and again.

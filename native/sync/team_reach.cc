@@ -14,13 +14,15 @@ void Team::look_for_neighbours() {
   neighbours_.resize(static_cast<std::size_t>(size_));
   for (int peer = 0; all && peer < size_; ++peer) {
     Neighbour& neighbour = neighbours_[static_cast<std::size_t>(peer)];
-    neighbour = Neighbour::find(slot(peer).pid, slot(peer).beacon);
+    const Identity& theirs = slot(peer).identity;
+    neighbour = Neighbour::find(theirs.pid, theirs.beacon);
     all = neighbour.reachable();
   }
   slot(rank_).reaches_all.store(all ? 1 : 0, std::memory_order_relaxed);
 }
 
 bool Team::is_open() {
+  if (neighbours_.empty()) look_for_neighbours();
   for (int peer = 0; !is_open_; ++peer) {
     if (slot(peer).reaches_all.load(std::memory_order_relaxed) == 0) break;
     is_open_ = peer == size_ - 1;

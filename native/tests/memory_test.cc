@@ -134,6 +134,62 @@ TEST(lobby_that_waits_in_slices_lets_a_slow_guest_speak) {
   slow.join();
 }
 
+struct KnownLobby {
+  Lobby lobby;
+  std::vector<Guest> guests;
+
+  KnownLobby() {
+    static int counter = 0;
+    const std::string name = "test-" + std::to_string(::getpid()) + "-" + std::to_string(++counter);
+    CHECK_OK(Lobby::open(name, Secret{1, 2, 3}, lobby));
+  }
+  Fd visit(int index, const std::string& words = "") const {
+    Fd guest;
+    CHECK_OK(reach_lobby(lobby.name(), guest));
+    CHECK_OK(introduce(guest, index, lobby.secret(), words));
+    return guest;
+  }
+  Status gather() { return lobby.gather(3, Deadline::after(20), {}, guests); }
+};
+
+TEST(lobby_hears_what_its_guests_say) {
+  KnownLobby known;
+  const std::string longest(most_words, 'x');
+  const Fd second = known.visit(2, longest);
+  const Fd first = known.visit(1, "hello");
+  CHECK_OK(known.gather());
+  CHECK(known.guests[0].words == longest);
+  CHECK(known.guests[1].words == "hello");
+  CHECK(introduce(first, 1, known.lobby.secret(), longest + "x").code == Code::invalid);
+}
+
+TEST(lobby_with_a_known_name_has_one_host) {
+  const KnownLobby known;
+  Lobby other;
+  CHECK(!Lobby::open(known.lobby.name(), known.lobby.secret(), other).ok());
+}
+
+TEST(lobby_with_a_known_name_tells_of_guests_that_do_not_fit) {
+  for (const int index : {0, 1, 3}) {
+    KnownLobby known;
+    const Fd first = known.visit(1);
+    const Fd misfit = known.visit(index);
+    CHECK(known.gather().code == Code::invalid);
+  }
+}
+
+TEST(lobby_with_a_known_name_tells_of_guests_that_leave) {
+  KnownLobby known;
+  std::thread hasty([&] {
+    const Fd guest = known.visit(2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  });
+  const Status status = known.gather();
+  CHECK(status.code == Code::peer_lost);
+  CHECK((status.ranks == std::vector<int>{2}));
+  hasty.join();
+}
+
 TEST(lobby_that_is_gone_is_an_error_at_once) {
   Fd socket;
   CHECK(reach_lobby("gradsync-lobby-nowhere", socket).code == Code::connection);

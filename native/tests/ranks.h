@@ -75,7 +75,7 @@ inline Status host_session(const Pipe& out, const Pipe& in, std::size_t ranks, s
   in.receive(pids.data(), ranks * sizeof(int));
   founder.prepare(static_cast<int>(ranks), staging, nullptr);
   status = founder.gather(pids, deadline);
-  return status.ok() ? founder.found(nullptr, deadline, session) : status;
+  return status.ok() ? founder.found(nullptr, "", deadline, session) : status;
 }
 
 inline Status join_session(const LobbyAddress& address, int rank, int ranks, Deadline deadline,
@@ -83,7 +83,9 @@ inline Status join_session(const LobbyAddress& address, int rank, int ranks, Dea
   Fd socket;
   const Status status = reach_lobby(address.name, socket);
   if (!status.ok()) return status;
-  return join_founder(std::move(socket), address.secret, rank, ranks, nullptr, deadline, out);
+  std::string words;
+  return join_founder(std::move(socket), address.secret, rank, ranks, nullptr, deadline, words,
+                      out);
 }
 
 // Forks `ranks` processes that open a session and run body, which returns the exit code.

@@ -120,6 +120,7 @@ TEST(ranks_in_processes_read_each_other_where_the_kernel_lets_them) {
   const iovec from{&word, sizeof(word)}, to{&copy, sizeof(copy)};
   if (scope != 0 || ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0) < 0) return;
   for (const pid_t pid : fork_ranks(2, [](Session& session) {
+         (void)session.reads_directly();     // looks, at the first time
          CHECK_OK(session.barrier(soon()));  // who has come there has looked
          return session.reads_directly() ? 0 : 1;
        })) {
@@ -132,6 +133,7 @@ TEST(what_was_read_from_a_rank_that_gave_up_does_not_count) {
   std::thread other([&] { CHECK_OK(teams[1].enter(soon())); });
   CHECK_OK(teams[0].enter(soon()));
   other.join();
+  CHECK(!teams[1].is_open());  // not before all have looked
   CHECK(teams[0].is_open());
   std::uint64_t theirs = 7;
   std::uint64_t mine = 0;

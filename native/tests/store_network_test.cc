@@ -77,6 +77,32 @@ TEST(operations_work_over_both_kinds_of_socket) {
   }
 }
 
+TEST(reserved_address_lets_nobody_in_before_it_listens) {
+  ServerOptions options;
+  options.address = {true, "test-reserved-" + std::to_string(getpid()), 0};
+  std::unique_ptr<Server> server, other;
+  CHECK_OK(Server::reserve(options, server));
+  const Status taken = Server::reserve(options, other);
+  CHECK(taken.message.find("EADDRINUSE") != std::string::npos);
+  std::unique_ptr<Client> client;
+  CHECK(Client::connect(options.address, "", patience_s, client, false).code == Code::connection);
+  CHECK_OK(server->listen({{"k", "v"}}));
+  std::thread early([&] { CHECK_OK(Client::connect(options.address, "", patience_s, client)); });
+  server->run();
+  early.join();
+  CHECK(get(*client, "k") == "v");
+}
+
+TEST(server_that_never_ran_can_go) {
+  ServerOptions options;
+  options.address = {true, "test-unused-" + std::to_string(getpid()), 0};
+  for (int i = 0; i < 2; ++i) {
+    std::unique_ptr<Server> server;
+    CHECK_OK(Server::reserve(options, server));
+    CHECK_OK(server->listen({}));
+  }
+}
+
 TEST(wrong_token_is_refused_by_name) {
   const Pair pair(false, "right");
   for (const std::string token : {"wrong", ""}) {

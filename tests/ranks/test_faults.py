@@ -214,10 +214,11 @@ if os.environ["RANK"] == "1":
     def fail(*args):
         time.sleep(0.3)  # until the others have seen it arrive
         {act}
-    forming._reach = fail
+    forming.reach = fail
 start = time.monotonic()
 try:
-    dist.init_process_group(timeout=40)
+    dist.init_process_group(init_method="file://{tmp_path}/meet", rank=int(os.environ["RANK"]),
+                            world_size=3, timeout=40)
 except dist.PeerLostError as error:
     assert time.monotonic() - start < 20  # of which most is waiting for slow starters
     print("told:", error)
@@ -233,11 +234,8 @@ except dist.PeerLostError as error:
     ],
 )
 def test_rank_that_is_lost_between_arrival_and_group_is_named(tmp_path, act, expected):
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(40000 + os.getpid() % 10000)}
-    ranks = [
-        start(tmp_path, FORMING.format(act=act), RANK=str(rank), WORLD_SIZE="3", **meeting)
-        for rank in range(3)
-    ]
+    script = FORMING.format(act=act, tmp_path=tmp_path)
+    ranks = [start(tmp_path, script, RANK=str(rank)) for rank in range(3)]
     outputs = [rank.communicate(timeout=60) for rank in ranks]
     for rank in (0, 2):
         assert f"told: rank 1 (pid {ranks[1].pid}" in outputs[rank][0], outputs

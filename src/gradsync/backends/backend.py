@@ -11,7 +11,7 @@ from gradsync.base.host import HostEvidence
 from gradsync.stores.store import Store
 
 if TYPE_CHECKING:
-    from gradsync.backends.forming import Invitation
+    from gradsync.backends.invitation import Invitation
 
 __all__ = ["Backend", "Bootstrap"]
 

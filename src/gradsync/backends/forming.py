@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from gradsync import _native
 from gradsync.backends.backend import Bootstrap
+from gradsync.backends.invitation import STAGING_BYTES, card_of, reach
 from gradsync.backends.translate import forming_error, rank_states, stands_at
 from gradsync.backends.waits import names, present_site
 from gradsync.base.deadline import Deadline
@@ -31,51 +32,11 @@ from gradsync.errors import (
     StoreTimeout,
 )
 
-__all__ = ["STAGING_BYTES", "Invitation", "failure_key", "share_memory"]
-
-STAGING_BYTES = 1 << 20
-"""Shared memory per rank through which private tensors pass. Two halves of 512 KiB stay in the
-second-level cache; larger ones gained nothing at 25 MB."""
+__all__ = ["failure_key", "share_memory"]
 
 _TO_PART_S = 5.0
 _LOOK_S = 0.1
 _TO_ANSWER_S = 0.3
-
-
-class Invitation:
-    """Gets a new world ready while its ranks arrive (a ``Preparation`` of the rendezvous).
-
-    Rank 0 shows where its lobby is, and makes the memory while others are on their way.
-    """
-
-    def __init__(self) -> None:
-        self.founder: _native.Founder | None = None
-        self.shown = ""
-        """The card that rank 0 showed."""
-        self._size = 0
-
-    def card(self, rank: int, world_size: int) -> str:
-        """Return what a rank tells everybody."""
-        if rank != 0:
-            return ""
-        if self.founder is None:
-            self.founder = _native.Founder()
-            self._size = world_size
-        return _card(self.founder)
-
-    def prepare(self) -> None:
-        """Make the memory."""
-        if self.founder is not None and self._size:
-            self.founder.prepare(self._size, STAGING_BYTES)
-            self._size = 0
-
-    def read(self, cards: Sequence[str]) -> None:
-        """Remember what rank 0 had to tell."""
-        self.shown = cards[0]
-
-
-def _card(founder: _native.Founder) -> str:
-    return f"{founder.name} {founder.secret.hex()}"
 
 
 def failure_key(rank: int) -> str:
@@ -85,6 +46,8 @@ def failure_key(rank: int) -> str:
 
 def share_memory(bootstrap: Bootstrap, world: _native.Session | None) -> _native.Session:
     """Form one session of all ranks, sharing what ``world`` has, or say why that cannot be."""
+    if bootstrap.invitation is not None and bootstrap.invitation.session is not None:
+        return bootstrap.invitation.session  # of ranks that met at the door
     forming = _Forming(bootstrap, world)
     try:
         if not _have_all_in_common(bootstrap.evidence):
@@ -130,9 +93,9 @@ class _Forming:
         if founder is None:
             founder = _native.Founder()
         # Also when the others saw the card of an arrival that was cut short.
-        must_tell = invitation is None or invitation.shown != _card(founder)
+        must_tell = invitation is None or invitation.shown != card_of(founder)
         if must_tell:
-            self._bootstrap.store.set("lobby", _card(founder))
+            self._bootstrap.store.set("lobby", card_of(founder))
         if made_here:
             founder.prepare(len(self._bootstrap.evidence), STAGING_BYTES, self._world)
         try:
@@ -149,10 +112,10 @@ class _Forming:
         link = None
         if card:
             with contextlib.suppress(_native.StatusError):  # that of an arrival that was cut short
-                link = _reach(card)
+                link = reach(card)
         if link is None:
             card = self._await(["lobby"], [0])[0].decode()
-            link = _reach(card)
+            link = reach(card)
         return self._join(link, card)
 
     def _join(self, link: _native.Link, card: str) -> _native.Session:
@@ -184,7 +147,7 @@ class _Forming:
         """Reach for the lobby of the lowest rank with the same boot id, and compare notes."""
         rank, evidence = self._bootstrap.rank, self._bootstrap.evidence
         founder = _native.Founder()
-        cards = self._swap("lobby", _card(founder))
+        cards = self._swap("lobby", card_of(founder))
         leader, link = _reach_lowest(rank, evidence, cards)
         leaders = [int(text) for text in self._swap("leader", str(leader))]
         groups = islands(evidence, dict(enumerate(leaders)))
@@ -322,11 +285,6 @@ class _Forming:
         return stands_at(zip(places, self._world.ask(places, _TO_ANSWER_S), strict=True))
 
 
-def _reach(card: str) -> _native.Link:
-    """Return the way to the lobby that a card names."""
-    return _native.Link(card.split()[0])
-
-
 def _reach_lowest(
     rank: int, evidence: Sequence[HostEvidence], cards: Sequence[str]
 ) -> tuple[int, _native.Link | None]:
@@ -335,7 +293,7 @@ def _reach_lowest(
         if not evidence[rank].boot_id or evidence[other].boot_id != evidence[rank].boot_id:
             continue
         try:
-            return other, _reach(cards[other])
+            return other, reach(cards[other])
         except _native.StatusError:
             continue  # the same kernel, but another network namespace: not reachable
     return rank, None

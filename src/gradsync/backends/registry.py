@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from gradsync.backends.backend import Backend as Engine
 from gradsync.backends.backend import Bootstrap
-from gradsync.backends.forming import Invitation
+from gradsync.backends.invitation import Invitation
 from gradsync.backends.shm import ShmBackend
 from gradsync.backends.threads import ThreadsBackend
 from gradsync.errors import BackendUnavailable, UsageError

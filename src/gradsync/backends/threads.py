@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from gradsync import _native
 from gradsync.backends.backend import Bootstrap
-from gradsync.backends.forming import STAGING_BYTES
+from gradsync.backends.invitation import STAGING_BYTES
 from gradsync.backends.shm import ShmBackend
 from gradsync.backends.translate import forming_error
 from gradsync.backends.waits import names, stack_of, watch_waits

@@ -46,7 +46,7 @@ def host_evidence() -> HostEvidence:
     pid = os.getpid()
     return HostEvidence(
         boot_id=_boot_id(),
-        host=socket.gethostname(),
+        host=" ".join(socket.gethostname().split()),  # records have tabs between fields
         pid=pid,
         started=_own_start(pid),
         uid=os.getuid(),

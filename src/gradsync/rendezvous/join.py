@@ -28,7 +28,7 @@ from gradsync.errors import (
 from gradsync.rendezvous.member import Member, Record, Tombstone, decode, join_names, join_ranks
 from gradsync.stores.store import Store
 
-__all__ = ["Joined", "Preparation", "join", "leave"]
+__all__ = ["Joined", "Preparation", "join", "leave", "slot"]
 
 _ROOT = "gradsync/rendezvous"
 # While a rank waits, it looks around in growing steps: often enough to report a disagreement soon,
@@ -81,12 +81,13 @@ def join(
 def leave(store: Store, joined: Joined, rank: int) -> None:
     """Say that ``rank`` has left, so that another process may take its number; never raises."""
     try:
-        store.set(f"{_slot(joined.generation, rank)}/left", b"1")
+        store.set(f"{slot(joined.generation, rank)}/left", b"1")
     except (DistStoreError, TimeoutError):
         pass  # the store went first: nobody is left to tell
 
 
-def _slot(generation: int, rank: int) -> str:
+def slot(generation: int, rank: int) -> str:
+    """Return the key under which a rank's record is."""
     return f"{_ROOT}/{generation}/{rank}"
 
 
@@ -125,7 +126,7 @@ class _Arrival:
         generation = 0
         while True:
             record = self._me.encode()
-            found = self._store.compare_set(_slot(generation, self._me.rank), b"", record)
+            found = self._store.compare_set(slot(generation, self._me.rank), b"", record)
             if found == record or self._is_mine(generation, decode(found)):
                 if self._preparation is not None:
                     self._preparation.prepare()
@@ -174,7 +175,7 @@ class _Arrival:
                 return True  # we were in it ourselves, under another rank
         if is_dead(held.evidence, self._me.evidence):
             return True
-        return self._store.check([f"{_slot(generation, held.rank)}/left"])
+        return self._store.check([f"{slot(generation, held.rank)}/left"])
 
     def _next(self, generation: int) -> int:
         """Return the next round to try; on a store with a long history, near the last one."""
@@ -190,7 +191,7 @@ class _Arrival:
 
     def _wait(self, generation: int) -> tuple[Member, ...] | None:
         """Return the members once all are there, None when the round moves on."""
-        keys = [_slot(generation, rank) for rank in range(self._me.world_size)]
+        keys = [slot(generation, rank) for rank in range(self._me.world_size)]
         look_s = _FIRST_LOOK_S
         while True:
             try:
@@ -207,7 +208,7 @@ class _Arrival:
 
     def _look(self, generation: int, world_size: int) -> dict[int, Record]:
         """Return the slots that are filled right now."""
-        keys = [_slot(generation, rank) for rank in range(world_size)]
+        keys = [slot(generation, rank) for rank in range(world_size)]
         if self._store.check(keys):
             present = list(range(world_size))
         else:
@@ -279,7 +280,7 @@ class _Arrival:
         who looked before. These go on, find out and raise: nobody will come to our next round.
         """
         for member in self._left_behind:
-            if self._store.check([f"{_slot(self._left_generation, member.rank)}/left"]):
+            if self._store.check([f"{slot(self._left_generation, member.rank)}/left"]):
                 self._fill(generation, self._me.world_size, Tombstone(self._past, failed=False))
                 raise self._left_alone(f"rank {member.rank} has given up, too")
 
@@ -322,7 +323,7 @@ class _Arrival:
         """Write the tombstone into every empty slot, which wakes everyone who waits."""
         value = tombstone.encode()
         for rank in range(world_size):
-            self._store.compare_set(_slot(generation, rank), b"", value)
+            self._store.compare_set(slot(generation, rank), b"", value)
 
     def _fail(self, generation: int, reason: str) -> NoReturn:
         acknowledged = f"{_ROOT}/{generation}/failed"

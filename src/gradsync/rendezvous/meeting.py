@@ -11,6 +11,7 @@ from urllib.parse import urlencode, urlsplit
 from gradsync.base.deadline import Deadline, Timeout
 from gradsync.config import environment
 from gradsync.errors import DistNetworkError, DistStoreError, RendezvousError, UsageError
+from gradsync.rendezvous.door import Door, meet_at_door
 from gradsync.rendezvous.join import Joined, Preparation, join, leave
 from gradsync.rendezvous.member import Member
 from gradsync.rendezvous.place import UnixPlace
@@ -63,11 +64,12 @@ def meet(
     timeout: Timeout | None = DEFAULT_TIMEOUT,
     env: Mapping[str, str] | None = None,
     preparation: Preparation | None = None,
+    door: Door | None = None,
 ) -> Meeting:
     """Meet the other ranks of the job and return when all of them are there.
 
     With nothing given and nothing set this is a world of one. ``timeout`` of None waits for ever.
-    What ``preparation`` does takes part in arriving.
+    What ``preparation`` does takes part in arriving; ranks of one host may meet at a ``door``.
 
     Raises:
         UsageError: arguments or environment are incomplete or contradict each other.
@@ -97,18 +99,23 @@ def meet(
             preparation=preparation,
         )
     spec = settle(parse(init_method, rank, world_size, env, parent_identity))
-    opened, joined = _open_and_join(spec, deadline, timeout, preparation)
+    opened, joined = _open_and_join(spec, deadline, timeout, preparation, door)
     return _meeting(opened, joined, spec.rank, spec.world_size, spec.local_rank)
 
 
 def _open_and_join(
-    spec: Spec, deadline: Deadline, timeout: Timeout | None, preparation: Preparation | None
+    spec: Spec,
+    deadline: Deadline,
+    timeout: Timeout | None,
+    preparation: Preparation | None,
+    door: Door | None,
 ) -> tuple[Store, Joined]:
     serving = serves(spec)
     while True:
-        store = _open(spec, deadline)
+        met = (None, None) if door is None else meet_at_door(spec, deadline, door)
+        store, joined = met[0] or _open(spec, deadline), met[1]
         try:
-            joined = join(
+            joined = joined or join(
                 store,
                 spec.rank,
                 spec.world_size,

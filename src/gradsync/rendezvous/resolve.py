@@ -32,7 +32,7 @@ from gradsync.stores.store import Store
 from gradsync.stores.tcp import TCPStore
 from gradsync.stores.unix import UnixStore
 
-__all__ = ["is_own_host", "open_store", "parent_identity", "serves", "settle"]
+__all__ = ["is_own_host", "open_store", "parent_identity", "serves", "settle", "store_at"]
 
 # A store takes a finite time; this is "no limit" for one.
 _NO_LIMIT_S = 10 * 365 * 86400.0
@@ -56,9 +56,7 @@ def settle(spec: Spec) -> Spec:
     one_host = spec.local_world_size == spec.world_size
     if is_loopback(place.host) or (one_host and is_own_host(place.host)):
         place = UnixPlace.for_port(place.port)
-    return Spec(
-        spec.rank, spec.world_size, place, spec.local_rank, spec.local_world_size, spec.token
-    )
+    return spec._replace(place=place)
 
 
 def serves(spec: Spec) -> bool:
@@ -70,8 +68,7 @@ def serves(spec: Spec) -> bool:
 
 def open_store(spec: Spec, deadline: Deadline) -> Store:
     """Open, and on rank 0 serve, the store of a settled spec."""
-    # A store takes zero for "no limit".
-    limit = timedelta(seconds=max(0.001, min(deadline.remaining(), _NO_LIMIT_S)))
+    limit = _limit(deadline)
     place = spec.place
     if isinstance(place, UnixPlace):
         return _unix_store(place, serves(spec), limit, spec.token)
@@ -96,9 +93,36 @@ def open_store(spec: Spec, deadline: Deadline) -> Store:
     return HashStore()
 
 
-def _unix_store(place: UnixPlace, serving: bool, limit: timedelta, token: str) -> UnixStore:
+def _limit(deadline: Deadline) -> timedelta:
+    # A store takes zero for "no limit".
+    return timedelta(seconds=max(0.001, min(deadline.remaining(), _NO_LIMIT_S)))
+
+
+def store_at(place: UnixPlace, serving: bool, deadline: Deadline, token: str) -> UnixStore | None:
+    """Return the store of ranks that meet at rank 0's door, which connects when it is first used.
+
+    The one that serves it takes its name; None when that is taken, perhaps by this very process.
+    """
+    name = _unix_name(place)
+    if f"{os.getpid()}/{name}" in _served:
+        return None
+    limit = _limit(deadline)
+    try:
+        store = UnixStore.later(name, timeout=limit, token=token, is_master=serving)
+    except StoreConnectionError:
+        return None
+    if serving:
+        _served[f"{os.getpid()}/{name}"] = store
+    return store
+
+
+def _unix_name(place: UnixPlace) -> str:
     # The user's id keeps two users apart who both picked port 29500.
-    name = place.name if place.launched else f"{os.getuid()}-{place.name}"
+    return place.name if place.launched else f"{os.getuid()}-{place.name}"
+
+
+def _unix_store(place: UnixPlace, serving: bool, limit: timedelta, token: str) -> UnixStore:
+    name = _unix_name(place)
     if not serving:
         return UnixStore(name, timeout=limit, token=token)
     key = f"{os.getpid()}/{name}"

@@ -1,4 +1,4 @@
-"""An init method and an environment, parsed into a frozen ``Spec``: who am I, where do we meet.
+"""An init method and an environment, parsed into a ``Spec``: who am I, where do we meet.
 
 Pure: no file, no socket, no ``os.environ``.
 """
@@ -6,7 +6,7 @@ Pure: no file, no socket, no ``os.environ``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from gradsync.errors import UsageError
@@ -18,8 +18,7 @@ __all__ = ["Spec", "parse"]
 _TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-@dataclass(frozen=True)
-class Spec:
+class Spec(NamedTuple):
     """One rank's view of a meeting before anybody was spoken to.
 
     ``local_rank`` and ``local_world_size`` are -1 when nothing tells them.
@@ -30,16 +29,12 @@ class Spec:
     place: Place
     local_rank: int = -1
     local_world_size: int = -1
-    token: str = field(default="", repr=False)
+    token: str = ""
 
-    def __post_init__(self) -> None:
-        if self.world_size < 1:
-            raise UsageError(f"world_size must be at least 1, got {self.world_size}")
-        if not 0 <= self.rank < self.world_size:
-            raise UsageError(
-                f"rank must be in 0..{self.world_size - 1} for a world of {self.world_size}, "
-                f"got {self.rank}"
-            )
+    def __repr__(self) -> str:
+        """Show all but the token."""
+        shown = ", ".join(f"{n}={v!r}" for n, v in zip(self._fields[:-1], self[:-1], strict=True))
+        return f"Spec({shown})"
 
 
 def parse(
@@ -184,6 +179,12 @@ def _meeting_place(env: Mapping[str, str], task: Task | None, world_size: int) -
 def _spec(
     rank: int, world_size: int, place: Place, env: Mapping[str, str], task: Task | None
 ) -> Spec:
+    if world_size < 1:
+        raise UsageError(f"world_size must be at least 1, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise UsageError(
+            f"rank must be in 0..{world_size - 1} for a world of {world_size}, got {rank}"
+        )
     return Spec(
         rank,
         world_size,

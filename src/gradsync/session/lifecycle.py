@@ -11,7 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 from gradsync.backends.backend import Bootstrap
-from gradsync.backends.forming import Invitation, failure_key
+from gradsync.backends.forming import failure_key
+from gradsync.backends.invitation import Invitation
 from gradsync.backends.registry import BackendConfig, engine_of, invitation_to, open_engine
 from gradsync.base.deadline import Deadline, Timeout, limit_of
 from gradsync.config import read_seconds, reject_unknown
@@ -138,6 +139,7 @@ def create_world(
         store=store,
         timeout=None if math.isinf(limit_s) else limit_s,
         preparation=invitation,
+        door=invitation,
     )
     group = _form_world(meeting, deadline, limit_s, config, pg_options, invitation)
     watch_for_the_end(group)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
+
 from gradsync._native import StatusError, StoreClient, StoreServer
 from gradsync.base.deadline import Timeout, seconds
 from gradsync.stores.socket_store import SocketStore, read_token, translated
@@ -39,6 +42,46 @@ class UnixStore(SocketStore):
             if is_master:
                 self._server = StoreServer.unix(name, self._token)
             self._client = StoreClient.unix(name, self._token, seconds(timeout))
+        except StatusError as error:
+            raise translated(error) from None
+
+    @classmethod
+    def later(
+        cls, name: str, *, timeout: Timeout, token: str, is_master: bool = False
+    ) -> UnixStore:
+        """Return a store that connects with its first operation, which fails if nobody serves it.
+
+        As the master it takes the name, lets others connect after ``listen``, and answers them
+        after ``run``.
+        """
+        store: UnixStore = cls.__new__(cls)
+        SocketStore.__init__(store)
+        store.set_timeout(timeout)
+        store._name, store._token, store._server = name, token, None
+        if is_master:
+            try:
+                store._server = StoreServer.reserve_unix(name, token)
+            except StatusError as error:
+                raise translated(error) from None
+        return store
+
+    def listen(self, entries: Sequence[tuple[str, bytes]] = ()) -> None:
+        """Let others connect; ``entries`` are there before anybody comes."""
+        assert self._server is not None
+        try:
+            self._server.listen(entries)
+        except StatusError as error:
+            raise translated(error) from None
+
+    def run(self) -> None:
+        """Answer those who have connected."""
+        assert self._server is not None
+        self._server.run()
+
+    @cached_property
+    def _client(self) -> StoreClient:  # type: ignore[override]
+        try:
+            return StoreClient.unix(self._name, self._token, self._timeout_s, patient=False)
         except StatusError as error:
             raise translated(error) from None
 

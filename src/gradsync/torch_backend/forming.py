@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from gradsync.backends.forming import Invitation
+from gradsync.backends.invitation import Invitation
 from gradsync.base.deadline import Deadline, limit_of
 from gradsync.group.group import ProcessGroup
 from gradsync.group.members import Members

@@ -1,0 +1,127 @@
+// How a group comes to be, for Python: a founder to meet at, and a link to reach one.
+#include "session/founding.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "bindings/session.h"
+
+namespace nb = nanobind;
+
+namespace gradsync {
+namespace {
+
+Secret secret_of(const nb::bytes& bytes) {
+  Secret secret{};
+  if (bytes.size() != secret.size()) {
+    raise_if_failed(Status::error(
+        Code::invalid, "a lobby's secret has 16 bytes, not " + std::to_string(bytes.size())));
+  }
+  std::memcpy(secret.data(), bytes.c_str(), secret.size());
+  return secret;
+}
+
+std::string text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+class FounderHandle {
+ public:
+  FounderHandle() { raise_if_failed(Founder::open(founder_)); }
+  FounderHandle(const std::string& name, const nb::bytes& secret) {
+    raise_if_failed(Founder::open(name, secret_of(secret), founder_));
+  }
+
+  std::string name() const { return founder_.lobby().name(); }
+  nb::bytes secret() const {
+    const Secret& secret = founder_.lobby().secret();
+    return nb::bytes(secret.data(), secret.size());
+  }
+
+  void prepare(int ranks, std::size_t staging_bytes, const Session* world) {
+    const Unlocked unlocked;
+    founder_.prepare(ranks, staging_bytes, world);
+  }
+
+  // The ranks that have not come yet.
+  std::vector<int> gather(const std::vector<int>& pids, double timeout_s) {
+    const Status status =
+        released([&] { return founder_.gather(pids, Deadline::after(timeout_s)); });
+    if (status.code != Code::timeout) raise_if_failed(status);
+    return status.ranks;
+  }
+
+  // By rank, what those that came had to say.
+  nb::dict words() const {
+    nb::dict all;
+    for (const Guest& guest : founder_.guests()) {
+      all[nb::int_(guest.index)] = nb::bytes(guest.words.data(), guest.words.size());
+    }
+    return all;
+  }
+
+  void turn_away(const std::string& why, const std::vector<int>& ranks, bool lost) {
+    const Unlocked unlocked;
+    founder_.turn_away(Status::error(lost ? Code::peer_lost : Code::timeout, why, ranks));
+  }
+
+  std::unique_ptr<Session> found(double timeout_s, const Session* world, const nb::bytes& words) {
+    std::unique_ptr<Session> session;
+    const std::string text = text_of(words);
+    run_released([&] { return founder_.found(world, text, Deadline::after(timeout_s), session); });
+    return session;
+  }
+
+ private:
+  Founder founder_;
+};
+
+class Link {
+ public:
+  explicit Link(const std::string& name) { raise_if_failed(reach_lobby(name, socket_)); }
+
+  std::unique_ptr<Session> join(const nb::bytes& secret, int rank, int ranks, double timeout_s,
+                                const Session* world, const nb::bytes& words) {
+    const Secret key = secret_of(secret);
+    words_ = text_of(words);
+    std::unique_ptr<Session> session;
+    run_released([&] {
+      return join_founder(std::move(socket_), key, rank, ranks, world, Deadline::after(timeout_s),
+                          words_, session);
+    });
+    return session;
+  }
+
+  nb::bytes words() const { return nb::bytes(words_.data(), words_.size()); }
+
+ private:
+  Fd socket_;
+  std::string words_;
+};
+
+}  // namespace
+
+void bind_founding(nb::module_& module) {
+  const nb::bytes nothing("", 0);
+  nb::class_<FounderHandle>(module, "Founder")
+      .def(nb::init<>())
+      .def(nb::init<const std::string&, const nb::bytes&>(), nb::arg("name"), nb::arg("secret"))
+      .def_prop_ro("name", &FounderHandle::name)
+      .def_prop_ro("secret", &FounderHandle::secret)
+      .def("prepare", &FounderHandle::prepare, nb::arg("ranks"), nb::arg("staging_bytes"),
+           nb::arg("world") = nb::none())
+      .def("gather", &FounderHandle::gather, nb::arg("pids"), nb::arg("timeout_s"))
+      .def_prop_ro("words", &FounderHandle::words)
+      .def("turn_away", &FounderHandle::turn_away, nb::arg("why"), nb::arg("ranks"),
+           nb::arg("lost"))
+      .def("found", &FounderHandle::found, nb::arg("timeout_s"), nb::arg("world") = nb::none(),
+           nb::arg("words") = nothing);
+  nb::class_<Link>(module, "Link")
+      .def(nb::init<const std::string&>(), nb::arg("name"))
+      .def("join", &Link::join, nb::arg("secret"), nb::arg("rank"), nb::arg("ranks"),
+           nb::arg("timeout_s"), nb::arg("world") = nb::none(), nb::arg("words") = nothing)
+      .def_prop_ro("words", &Link::words);
+}
+
+}  // namespace gradsync

@@ -1,0 +1,154 @@
+"""The short way to a world on one host: every rank comes to rank 0's door and leaves with memory.
+
+One round trip in place of five. Rank 0 takes the store's name and opens a door beside it; each of
+the others knocks, says who it is and waits. When all have come, each gets what the backend has for
+it and everyone's introduction, and rank 0 begins to serve the store, where all slots of the first
+round are filled as if the ranks had met there. Nobody else needs it until it is used.
+
+Only what goes well is done here. When somebody does not come in time, leaves again or does not fit
+in, the door is closed, and all meet at the store, which knows how to tell what is wrong
+(``join.py``). A store that can be reached means that there is no door any more: it is not served
+before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from gradsync.base.deadline import Deadline
+from gradsync.base.host import host_evidence
+from gradsync.errors import RendezvousError
+from gradsync.rendezvous.join import Joined, slot
+from gradsync.rendezvous.member import Member, decode
+from gradsync.rendezvous.place import UnixPlace
+from gradsync.rendezvous.resolve import serves, store_at
+from gradsync.rendezvous.spec import Spec
+from gradsync.stores.unix import UnixStore
+
+__all__ = ["Door", "meet_at_door"]
+
+# How long rank 0 waits at the door, and the others for an answer: longer than ranks that start
+# together are apart. After that they meet at the store, where everybody sees who is missing.
+_OPEN_S, _INSIDE_S = 1.0, 3.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 0.02
+_SEPARATOR = b"\n"  # not within a record
+
+
+class Door(Protocol):
+    """What a backend does at the door."""
+
+    def open(self, name: str, secret: bytes, world_size: int) -> bool:
+        """Open the door of rank 0; False when somebody else holds that name."""
+
+    def gather(self, limit_s: float) -> dict[int, bytes] | None:
+        """Return what each of the others says, or None when they do not come as they should."""
+
+    def welcome(self, words: bytes, limit_s: float) -> None:
+        """Let everybody in, and tell them ``words``."""
+
+    def refuse(self) -> None:
+        """Send everybody who came to the store."""
+
+    def knock(self, name: str) -> bool:
+        """Reach the door of rank 0; False when there is none."""
+
+    def enter(
+        self, secret: bytes, rank: int, world_size: int, words: bytes, limit_s: float
+    ) -> bytes:
+        """Introduce this rank and return what rank 0 tells; nothing when it refuses."""
+
+
+def meet_at_door(
+    spec: Spec, deadline: Deadline, door: Door
+) -> tuple[UnixStore | None, Joined | None]:
+    """Meet the ranks of a settled spec.
+
+    Without an outcome they are to meet at the store: the one returned, or one yet to be opened.
+    """
+    place = spec.place
+    if not isinstance(place, UnixPlace) or place.launched:
+        return None, None
+    store = store_at(place, serves(spec), deadline, spec.token)
+    if store is None:
+        return None, None
+    if spec.rank == 0:
+        return store, _open(store, spec, deadline, door)
+    joined = _come(store, spec, deadline, door)
+    return None if joined is None else store, joined
+
+
+def _open(store: UnixStore, spec: Spec, deadline: Deadline, door: Door) -> Joined | None:
+    """Wait for the others; the store, whose name is taken, is served from then on."""
+    if door.open(_name(store), _secret(spec.token), spec.world_size):
+        limit_s = min(_OPEN_S, deadline.remaining() / 4)
+        joined = _read(_introduction(spec), door.gather(limit_s))
+        if joined is not None:
+            words = [member.encode() for member in joined.members]
+            # Whoever has been let in may connect at once. It is answered a moment later: to start
+            # the thread that does takes longer than to let everybody in.
+            store.listen([(slot(0, rank), record) for rank, record in enumerate(words)])
+            door.welcome(_SEPARATOR.join(words), deadline.remaining())
+            store.run()
+            return joined
+    store.listen()
+    store.run()
+    door.refuse()
+    return None
+
+
+def _come(store: UnixStore, spec: Spec, deadline: Deadline, door: Door) -> Joined | None:
+    """Knock until rank 0 is there, unless it serves the store already."""
+    me = _introduction(spec).encode()
+    name, pause_s = _name(store), _FIRST_PAUSE_S
+    while not door.knock(name):
+        if deadline.expired() or _is_served(store):
+            return None
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    limit_s = min(_INSIDE_S, deadline.remaining() / 2)
+    words = door.enter(_secret(spec.token), spec.rank, spec.world_size, me, limit_s)
+    return Joined(0, tuple(_members(words.split(_SEPARATOR)))) if words else None
+
+
+def _name(store: UnixStore) -> str:
+    return f"gradsync/{store.name}/door"
+
+
+def _secret(token: str) -> bytes:
+    """Return what shows that a rank knows the job's token."""
+    return hashlib.blake2b(token.encode(), digest_size=16, person=b"gradsync door").digest()
+
+
+def _introduction(spec: Spec) -> Member:
+    attempt = secrets.token_hex(4)
+    return Member(spec.rank, spec.world_size, spec.local_rank, host_evidence(), attempt)
+
+
+def _members(words: Sequence[bytes]) -> list[Member]:
+    return [record for record in map(decode, words) if isinstance(record, Member)]
+
+
+def _read(me: Member, said: dict[int, bytes] | None) -> Joined | None:
+    """Return who has come to rank 0, if they are the ranks of one world on one host."""
+    if said is None:
+        return None
+    try:
+        members = [me, *_members([said[rank] for rank in range(1, me.world_size)])]
+    except RendezvousError:
+        return None  # of another version
+    wanted = me.world_size, me.evidence.boot_id
+    fit = all((m.world_size, m.evidence.boot_id) == wanted for m in members)
+    return Joined(0, tuple(members)) if fit else None
+
+
+def _is_served(store: UnixStore) -> bool:
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(f"\0gradsync/{store.name}")
+        return True
+    return False

@@ -1,0 +1,143 @@
+"""Ranks of one host that meet at rank 0's door, and what becomes of those that do not fit in."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import gradsync as dist
+from gradsync.rendezvous.join import slot
+
+
+@pytest.fixture
+def address(rank, group):
+    """An address that these ranks alone know."""
+    ports = [None]
+    if rank == 0:
+        ports = [10_000 + os.getpid() % 50_000]
+    dist.broadcast_object_list(ports, 0)
+    return f"tcp://127.0.0.1:{ports[0]}"
+
+
+def sum_of_ranks(world):
+    total = torch.tensor([float(world.rank())])
+    world.all_reduce(total)
+    return total.item()
+
+
+def root_store(world):
+    return world.members.store.underlying_store
+
+
+@pytest.mark.ranks(3)
+def test_nobody_needs_the_store_to_meet(rank, address):
+    world = dist.create_world(init_method=address, rank=rank, world_size=3)
+    assert sum_of_ranks(world) == 3
+    assert "_client" not in vars(root_store(world))  # not connected
+    assert [e.pid for e in world.members.evidence][rank] == os.getpid()
+    world.close()
+
+
+@pytest.mark.ranks(2)
+def test_the_store_is_there_for_whoever_uses_it(rank, address):
+    world = dist.create_world(init_method=address, rank=rank, world_size=2)
+    if rank == 1:  # at once: rank 0 may still be busy
+        world.members.store.set("from", "1")
+    assert world.members.store.get("from") == b"1"
+    assert root_store(world).check([slot(0, 0), slot(0, 1)])
+    world.barrier()
+    world.close()
+
+
+@pytest.mark.ranks(2)
+def test_again_and_again_at_one_address(rank, address):
+    for _ in range(20):
+        world = dist.create_world(init_method=address, rank=rank, world_size=2)
+        assert sum_of_ranks(world) == 1
+        world.close()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("late", [0, 1])
+def test_late_rank_finds_the_others(rank, address, late):
+    if rank == late:
+        time.sleep(1.3)  # longer than the door is open
+    world = dist.create_world(init_method=address, rank=rank, world_size=2, timeout=30)
+    assert sum_of_ranks(world) == 1
+    world.close()
+
+
+@pytest.mark.ranks(3)
+def test_one_who_comes_after_all_have_met_is_told_who_has_its_rank(rank, address, group):
+    world = None
+    if rank < 2:
+        world = dist.create_world(init_method=address, rank=rank, world_size=2)
+    group.barrier()
+    if rank == 2:
+        with pytest.raises(dist.RendezvousError, match=r"rank 1 is already taken by pid \d+"):
+            dist.create_world(init_method=address, rank=1, world_size=2, timeout=20)
+    group.barrier()
+    if world is not None:
+        assert sum_of_ranks(world) == 1
+        world.close()
+
+
+@pytest.mark.ranks(3)
+def test_two_of_one_rank_are_named_on_all(rank, address):
+    if rank == 0:
+        time.sleep(0.2)  # until both are there
+    with pytest.raises(dist.RendezvousError, match="rank 1 is already taken by pid"):
+        dist.create_world(init_method=address, rank=min(rank, 1), world_size=3, timeout=20)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("other", [1, 2])
+def test_ranks_that_disagree_on_the_size_are_told(rank, address, other):
+    size = 4 if rank == other else 3
+    with pytest.raises(dist.RendezvousError, match=r"disagree on the world size: 3 say .*4 say"):
+        dist.create_world(init_method=address, rank=rank, world_size=size, timeout=20)
+
+
+@pytest.mark.ranks(2)
+def test_missing_rank_is_named(rank, address):
+    with pytest.raises(dist.RendezvousError, match=r"only 2 of 3 ranks came .*Missing: 2"):
+        dist.create_world(init_method=address, rank=rank, world_size=3, timeout=2)
+
+
+@pytest.mark.ranks(2)
+def test_token_of_another_job_is_refused(rank, address, monkeypatch):
+    monkeypatch.setenv("GRADSYNC_TOKEN", f"secret of {rank}")
+    expected = "Missing: 1" if rank == 0 else "different token"
+    with pytest.raises(dist.RendezvousError, match=expected):
+        dist.create_world(init_method=address, rank=rank, world_size=2, timeout=3)
+
+
+JOIN = """
+import sys
+import gradsync as dist
+dist.init_process_group(init_method=sys.argv[1], rank=int(sys.argv[2]), world_size=3, timeout=60)
+dist.barrier()
+print("met")
+"""
+
+
+def test_rank_that_is_killed_at_the_door_can_be_replaced():
+    address = f"tcp://127.0.0.1:{10_000 + os.getpid() % 50_000}"
+
+    def start(rank):
+        command = [sys.executable, "-c", JOIN, address, str(rank)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    early, zero = start(1), start(0)
+    with open("/proc/net/unix") as sockets:  # which has a line for each end of a connection
+        while sockets.read().count(f"{address[-5:]}/door") < 2:
+            time.sleep(0.005)
+            sockets.seek(0)
+    early.send_signal(signal.SIGKILL)
+    early.communicate()
+    others = [zero, start(1), start(2)]
+    assert [rank.communicate(timeout=60)[0] for rank in others] == ["met\n"] * 3
