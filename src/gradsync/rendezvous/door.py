@@ -36,7 +36,7 @@ __all__ = ["Door", "meet_at_door"]
 # How long rank 0 waits at the door, and the others for an answer: longer than ranks that start
 # together are apart. After that they meet at the store, where everybody sees who is missing.
 _OPEN_S, _INSIDE_S = 1.0, 3.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 0.02
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 0.02
 _SEPARATOR = b"\n"  # not within a record
 
 
@@ -105,12 +105,12 @@ def _open(store: UnixStore, spec: Spec, deadline: Deadline, door: Door) -> Joine
 def _come(store: UnixStore, spec: Spec, deadline: Deadline, door: Door) -> Joined | None:
     """Knock until rank 0 is there, unless it serves the store already."""
     me = _introduction(spec).encode()
-    name, pause_s = _name(store), _FIRST_PAUSE_S
+    name, began = _name(store), time.monotonic()
     while not door.knock(name):
         if deadline.expired() or _is_served(store):
             return None
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        waited_s = time.monotonic() - began
+        time.sleep(min(max(waited_s / 4, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
     limit_s = min(_INSIDE_S, deadline.remaining() / 2)
     words = door.enter(_secret(spec.token), spec.rank, spec.world_size, me, limit_s)
     return Joined(0, tuple(_members(words.split(_SEPARATOR)))) if words else None
