@@ -3,7 +3,13 @@
 Two ranks with one thread each. Within one run, in alternating rounds, both ranks step the same
 model without any communication, under torch's DDP (Gloo, gradient_as_bucket_view) and under
 gradsync's. The tax is what a step takes more than alone in the same round; medians over rounds.
-Peak memory is that of fresh processes, by proportional share, over stepping alone.
+
+What every synchronous training costs, however it moves its gradients, is measured as well: stepping
+alone with a barrier in every step ("lockstep"), which makes each rank wait for the slower one.
+
+Peak memory is that of fresh processes, over stepping alone: what is allocated (malloc's blocks that
+are in use, and shared memory), and what is resident, by proportional share, which includes the
+holes in malloc's heap.
 
 Processes in which gradsync trains keep the memory they free (GRADSYNC_KEEP_FREED_MEMORY), which
 makes their steps quicker with or without communication. So stepping alone and torch's DDP run in
@@ -29,15 +35,35 @@ from torch import nn
 import gradsync
 from training import MODELS, Joined, Pair, gradient_mib, percent_over, take_turns
 
-PAIRS = {"torch": ("alone", "torch"), "gradsync": ("alone_kept", "gradsync")}
+PAIRS = {"torch": ("alone", "torch"), "gradsync": ("alone_kept", "lockstep", "gradsync")}
 """Variants, by what their processes have loaded and joined."""
-TAXES = {"torch": "alone", "gradsync": "alone", "net": "alone_kept"}
-"""What each tax is taken over."""
+TAXES = {
+    "torch": ("torch", "alone"),
+    "gradsync": ("gradsync", "alone"),
+    "net": ("gradsync", "alone_kept"),
+    "lockstep": ("lockstep", "alone_kept"),
+}
+"""Which variant is taxed, over which."""
+WITH_MEMORY = ("alone", "torch", "gradsync")
+
+
+class Lockstep(nn.Module):
+    """A model that waits for the other rank's before each step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        gradsync.barrier()
+        return self.model(batch)
 
 
 def wrap(variant: str, model: nn.Module) -> nn.Module:
     if variant == "torch":
         return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if variant == "lockstep":
+        return Lockstep(model)
     return gradsync.DistributedDataParallel(model) if variant == "gradsync" else model
 
 
@@ -63,8 +89,8 @@ def measure(names: list[str], rounds: int, memory: bool) -> dict[str, dict[str, 
             row = {"mib": gradient_mib(name)}
             for variant, seen in times.items():
                 row[f"{variant}_ms"] = 1e3 * statistics.median(seen)
-            for tax, base in TAXES.items():
-                seen = percent_over(times["gradsync" if tax == "net" else tax], times[base])
+            for tax, (variant, base) in TAXES.items():
+                seen = percent_over(times[variant], times[base])
                 row[f"{tax}_tax"] = statistics.median(seen)
                 row[f"{tax}_spread"] = statistics.quantiles(seen, n=4)[2] - min(seen)
             ratios = zip(times["torch"], times["gradsync"], strict=True)
@@ -77,19 +103,22 @@ def measure(names: list[str], rounds: int, memory: bool) -> dict[str, dict[str, 
 
 
 def peaks(name: str) -> dict[str, float]:
-    """Return each variant's peak, the median of several pairs of fresh processes."""
+    """Return each variant's peaks, the medians of several pairs of fresh processes."""
     found: dict[str, list[float]] = {}
-    for _ in range(3):
+    for _ in range(5):
         for side, variants in PAIRS.items():
-            for variant in variants:
+            for variant in set(variants) & set(WITH_MEMORY):
                 with Pair(variants, JOIN[side]) as pair:
-                    found.setdefault(f"{variant}_peak_mib", []).append(pair.peak_mib(name, variant))
+                    allocated, resident = pair.peaks_mib(name, variant)
+                found.setdefault(f"{variant}_allocated_mib", []).append(allocated)
+                found.setdefault(f"{variant}_resident_mib", []).append(resident)
     return {key: statistics.median(seen) for key, seen in found.items()}
 
 
 def table(figures: dict[str, dict[str, float]]) -> str:
     heads = ["MiB", "alone ms", "torch ms", "ours ms", "torch tax", "our tax", "speedup"]
-    heads += ["alone, kept", "net tax", "torch mem", "our mem"]
+    heads += ["alone, kept", "net tax", "lockstep"]
+    heads += ["torch alloc", "our alloc", "torch RSS", "our RSS"]
     lines = [f"{'model':8}" + "".join(f"{head:>12}" for head in heads)]
     for name, row in figures.items():
         cells = [f"{row['mib']:.0f}"]
@@ -99,10 +128,13 @@ def table(figures: dict[str, dict[str, float]]) -> str:
             f"{row['speedup']:.2f}x",
             f"{row['alone_kept_ms']:.2f}",
             f"{row['net_tax']:.1f} %",
+            f"{row['lockstep_tax']:.1f} %",
         ]
-        if "alone_peak_mib" in row:
+        for kind in ("allocated_mib", "resident_mib"):
             for variant in ("torch", "gradsync"):
-                cells.append(f"{row[variant + '_peak_mib'] - row['alone_peak_mib']:+.0f} MiB")
+                if f"{variant}_{kind}" in row:
+                    over = row[f"{variant}_{kind}"] - row[f"alone_{kind}"]
+                    cells.append(f"{over:+.1f} MiB")
         lines.append(f"{name:8}" + "".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import tempfile
 import threading
@@ -12,7 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -129,16 +130,17 @@ class Pair:
 
     def seconds(self, name: str, variant: str, count: int) -> float:
         """Return what a step takes, over ``count`` of them; the slower rank counts."""
-        return self._ask(_time_steps, name, variant, count)
+        return max(self._ask(_time_steps, name, variant, count))
 
-    def peak_mib(self, name: str, variant: str) -> float:
-        """Return the peak of a process's proportional share of memory over a few steps."""
-        return self._ask(_watch_memory, name, variant, 4)
+    def peaks_mib(self, name: str, variant: str) -> tuple[float, float]:
+        """Return the peaks of allocated and of resident memory over a few steps, of the larger."""
+        allocated, resident = zip(*self._ask(_watch_memory, name, variant, 4), strict=True)
+        return max(allocated), max(resident)
 
-    def _ask(self, *order: object) -> float:
+    def _ask(self, *order: object) -> list[Any]:
         for pipe in self._pipes:
             pipe.send(order)
-        return max(pipe.recv() for pipe in self._pipes)
+        return [pipe.recv() for pipe in self._pipes]
 
     def __enter__(self) -> Pair:
         return self
@@ -176,14 +178,30 @@ def _time_steps(step: Step, count: int, barrier: Step) -> float:
     return (time.perf_counter() - start) / count
 
 
-def _watch_memory(step: Step, count: int, barrier: Step) -> float:
-    peak, done = 0, threading.Event()
+_MALLINFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd")
+_MALLINFO += ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
+class _Mallinfo(ctypes.Structure):
+    """What glibc says of its heap; see mallinfo2(3)."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO]
+
+
+def _watch_memory(step: Step, count: int, barrier: Step) -> tuple[float, float]:
+    allocated, resident, done = 0.0, 0.0, threading.Event()
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallinfo2.restype = _Mallinfo
 
     def watch() -> None:
-        nonlocal peak
+        nonlocal allocated, resident
         while not done.wait(0.002):
-            text = Path("/proc/self/smaps_rollup").read_text()
-            peak = max(peak, *(int(x.split()[1]) for x in text.splitlines() if x[:4] == "Pss:"))
+            lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+            kib = {line.split()[0]: int(line.split()[1]) for line in lines}
+            heap = libc.mallinfo2()
+            blocks = heap.uordblks + heap.hblkhd
+            allocated = max(allocated, blocks / 2**20 + kib["Pss_Shmem:"] / 2**10)
+            resident = max(resident, kib["Pss:"] / 2**10)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -192,7 +210,7 @@ def _watch_memory(step: Step, count: int, barrier: Step) -> float:
     done.set()
     watcher.join()
     barrier()  # a share is only one while the other rank is there
-    return peak / 1024
+    return allocated, resident
 
 
 def take_turns(pairs: Sequence[Pair], name: str, rounds: int) -> dict[str, list[float]]:
