@@ -52,6 +52,8 @@ class FounderHandle {
     return status.ranks;
   }
 
+  void check_guests() const { raise_if_failed(founder_.check_guests()); }
+
   // By rank, what those that came had to say.
   nb::dict words() const {
     nb::dict all;
@@ -112,6 +114,7 @@ void bind_founding(nb::module_& module) {
       .def("prepare", &FounderHandle::prepare, nb::arg("ranks"), nb::arg("staging_bytes"),
            nb::arg("world") = nb::none())
       .def("gather", &FounderHandle::gather, nb::arg("pids"), nb::arg("timeout_s"))
+      .def("check_guests", &FounderHandle::check_guests)
       .def_prop_ro("words", &FounderHandle::words)
       .def("turn_away", &FounderHandle::turn_away, nb::arg("why"), nb::arg("ranks"),
            nb::arg("lost"))

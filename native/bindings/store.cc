@@ -5,7 +5,9 @@
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -115,10 +117,10 @@ std::unique_ptr<Server> serve(const Address& address, const std::string& token, 
   return server;
 }
 
-std::unique_ptr<Client> connect(const Address& address, const std::string& token, double timeout_s,
-                                bool patient = true) {
+std::unique_ptr<Client> connect(const Address& address, const std::string& token,
+                                double timeout_s) {
   std::unique_ptr<Client> client;
-  run([&] { return Client::connect(address, token, timeout_s, client, patient); });
+  run([&] { return Client::connect(address, token, timeout_s, client); });
   return client;
 }
 
@@ -158,7 +160,11 @@ void bind_server(nb::module_& module) {
             run([&] { return self.listen(copies); });
           },
           nb::arg("entries"))
-      .def("run", &Server::run)
+      .def("run", [](Server& self) { run([&] { return self.run(); }); })
+      .def_prop_ro("instance",
+                   [](const Server& self) {
+                     return nb::bytes(self.instance().data(), self.instance().size());
+                   })
       .def_prop_ro("port", &Server::port);
 }
 
@@ -277,10 +283,21 @@ void bind_store(nb::module_& module) {
       nb::arg("host"), nb::arg("port"), nb::arg("token"), nb::arg("timeout_s"));
   type.def_static(
       "unix",
-      [](std::string name, const std::string& token, double timeout_s, bool patient) {
-        return connect(unix_name(std::move(name)), token, timeout_s, patient);
+      [](std::string name, const std::string& token, double timeout_s) {
+        return connect(unix_name(std::move(name)), token, timeout_s);
       },
-      nb::arg("name"), nb::arg("token"), nb::arg("timeout_s"), nb::arg("patient") = true);
+      nb::arg("name"), nb::arg("token"), nb::arg("timeout_s"));
+  type.def_static(
+      "unix_at_once",
+      [](std::string name, const std::string& token, double timeout_s, const nb::bytes& instance) {
+        store::Id id{};
+        std::memcpy(id.data(), instance.c_str(), std::min(id.size(), instance.size()));
+        const Address address = unix_name(std::move(name));
+        std::unique_ptr<Client> client;
+        run([&] { return Client::connect_at_once(address, token, id, timeout_s, client); });
+        return client;
+      },
+      nb::arg("name"), nb::arg("token"), nb::arg("timeout_s"), nb::arg("instance"));
   bind_single_keys(type);
   bind_many_keys(type);
   bind_queues(type);

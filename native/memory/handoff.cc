@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -149,7 +150,13 @@ Status Lobby::open(const std::string& name, const Secret& secret, Lobby& out) {
   return out.listen();
 }
 
+Lobby::~Lobby() {
+  // Not only closed: a process forked meanwhile has a copy, where guests would wait for ever.
+  if (socket_.valid() && owner_ == ::getpid()) ::shutdown(socket_.get(), SHUT_RDWR);
+}
+
 Status Lobby::listen() {
+  owner_ = ::getpid();
   socket_ = Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket_.valid()) return Status::from_errno("opening a Unix socket");
   sockaddr_un address;
@@ -173,8 +180,9 @@ Status Lobby::gather(int count, Deadline deadline, const std::vector<Fd>& expect
     }
     // A stranger, a silent or a duplicate guest is dropped and costs at most this pause. It does
     // not depend on the deadline, which may be a short slice of a longer wait: a guest that has
-    // just reached us, and was not let run since, must not find the door shut.
-    constexpr double patience_s = 2.0;
+    // just reached us, and was not let run since, must not find the door shut. (Where it knows the
+    // name it comes again.)
+    const double patience_s = is_known_ ? 0.2 : 2.0;
     status = admit(std::move(socket), count, Deadline::after(patience_s), guests);
     if (is_known_ && status.code == Code::invalid) return status;
   }
@@ -201,7 +209,9 @@ Status Lobby::wait_for_guest(int count, Deadline deadline, const std::vector<Fd>
   while (true) {
     const int ready = nap(entries, deadline);
     if (ready < 0 && errno != EINTR) return Status::from_errno("poll");
-    if (ready > 0 && entries[0].revents != 0) return Status::success();
+    // Strangers that come one after the other must not keep us beyond the deadline.
+    const bool may_admit = !is_known_ || !deadline.expired();
+    if (ready > 0 && entries[0].revents != 0 && may_admit) return Status::success();
     for (std::size_t i = 1; ready > 0 && i < entries.size(); ++i) {
       if (entries[i].revents == 0) continue;
       const int index = i < first_guest ? missing[i - 1] : guests[i - first_guest].index;
@@ -237,6 +247,11 @@ Status Lobby::admit(Fd socket, int count, Deadline deadline, std::vector<Guest>&
   guest.socket = std::move(socket);
   guests.push_back(std::move(guest));
   return Status::success();
+}
+
+bool has_hung_up(const Fd& socket) {
+  pollfd entry{socket.get(), POLLRDHUP, 0};
+  return ::poll(&entry, 1, 0) != 0;
 }
 
 Status reach_lobby(const std::string& name, Fd& out) {

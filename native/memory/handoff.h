@@ -30,10 +30,16 @@ struct Guest {
 // there may be others who took the same name, and whoever is told so can look into it.
 class Lobby {
  public:
+  Lobby() = default;
+  Lobby(Lobby&&) = default;
+  Lobby& operator=(Lobby&&) = default;
+  ~Lobby();
+
   static Status open(Lobby& out);
   static Status open(const std::string& name, const Secret& secret, Lobby& out);
 
   const std::string& name() const { return name_; }
+  bool is_known() const { return is_known_; }
   const Secret& secret() const { return secret_; }
 
   // Waits for the guests with the indices 1..count-1, each once; what is no guest of ours is
@@ -52,10 +58,14 @@ class Lobby {
   std::string name_;
   Secret secret_{};
   bool is_known_ = false;  // its name and secret
+  int owner_ = 0;          // the process that opened it
 };
 
 // Connects to a lobby; fails at once when no such lobby can be reached from here.
 Status reach_lobby(const std::string& name, Fd& out);
+
+// Whether the process at the other end has hung up.
+bool has_hung_up(const Fd& socket);
 
 // Introduces the caller to the lobby it reached, with at most `most_words` bytes of words.
 inline constexpr std::size_t most_words = 4096;

@@ -1,5 +1,6 @@
 #include "session/founding.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +27,16 @@ struct Welcome {
   std::array<std::int32_t, 16> about{};
   std::array<char, 256> why{};
 };
+
+// The sockets of a process that is killed are closed a moment before its end is known.
+constexpr int to_die = 1000;  // ms
+
+bool ends_within(const Fd& process, int timeout_ms) {
+  pollfd entry{process.get(), POLLIN, 0};
+  return ::poll(&entry, 1, timeout_ms) > 0;
+}
+
+constexpr const char* left_early = "left before the group was formed";
 
 std::span<const std::uint8_t> bytes_of(const Welcome& welcome) {
   return {reinterpret_cast<const std::uint8_t*>(&welcome), sizeof(welcome)};
@@ -115,7 +126,8 @@ Status Founder::gather(const std::vector<int>& pids, Deadline deadline) {
     status = Status::error(Code::invalid, "a guest of another version", {guest.index});
   }
   if (status.ok()) leave_guests_cores();
-  if (!status.ok() && status.code != Code::timeout) turn_away(status);
+  // Guests who know the lobby's name come again, or look elsewhere, when it is gone.
+  if (!status.ok() && status.code != Code::timeout && !lobby_.is_known()) turn_away(status);
   return status;
 }
 
@@ -132,6 +144,15 @@ void Founder::turn_away(const Status& why) {
   for (const Guest& guest : guests_) {
     (void)send_descriptors(guest.socket, bytes_of(welcome), {}, Deadline::after(1.0));
   }
+}
+
+Status Founder::check_guests() const {
+  for (const Guest& guest : guests_) {
+    if (has_hung_up(guest.socket)) {
+      return Status::error(Code::peer_lost, left_early, {guest.index});
+    }
+  }
+  return Status::success();
 }
 
 Status Founder::found(const Session* world, const std::string& words, Deadline deadline,
@@ -157,15 +178,25 @@ Status Founder::found(const Session* world, const std::string& words, Deadline d
   welcome.words_bytes = static_cast<std::uint32_t>(words.size());
   std::string message(reinterpret_cast<const char*>(&welcome), sizeof(welcome));
   message += words;
+  Status failure;
   for (const Guest& guest : guests_) {
     status = send_descriptors(guest.socket, room_in(message), descriptors, deadline);
-    // A guest that died meanwhile is found by its pidfd when the team enters.
-    if (!status.ok() && status.code != Code::connection) return status;
+    // One that has died is found by its pidfd, by the others as well.
+    const bool has_hung_up = status.code == Code::connection;
+    const Fd& process = pidfds[static_cast<std::size_t>(guest.index)];
+    if (status.ok() || (has_hung_up && ends_within(process, to_die))) continue;
+    failure = has_hung_up ? Status::error(Code::peer_lost, left_early, {guest.index}) : status;
   }
   out = std::make_unique<Session>(std::make_shared<Segment>(std::move(segment_)), std::move(arena_),
                                   world != nullptr ? world->arena_rank() : 0, 0, ranks_,
                                   Liveness(std::move(pidfds)));
-  return out->enter(deadline);
+  status = out->enter(deadline);
+  if (status.ok() && failure.ok()) return status;
+  // Those who were let in believe in a group.
+  if (status.ok()) status = failure;
+  out->abort("the group could not be formed: " + status.message);
+  out.reset();
+  return status;
 }
 
 Status join_founder(Fd socket, const Secret& secret, int rank, int ranks, const Session* world,

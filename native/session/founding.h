@@ -34,6 +34,8 @@ class Founder {
   Status gather(const std::vector<int>& pids, Deadline deadline);
   // Those that have come so far.
   const std::vector<Guest>& guests() const { return guests_; }
+  // Fails when one of them has left again.
+  Status check_guests() const;
   // Tells the guests that came why there will be no group: they must not wait for their own
   // deadline.
   void turn_away(const Status& why);

@@ -28,7 +28,7 @@ Status Channel::open(DialOptions options, const Deadline& deadline, bool patient
   if (Status status = random_id(options_.session); !status.ok()) return status;
   Dialed dialed;
   const Status status = patient ? dial_patiently(options_, deadline, dialed)
-                                : dial_again(options_, 0, deadline, dialed);
+                                : dial_at_once(options_, deadline, dialed);
   if (!status.ok()) return status;
   socket_ = std::move(dialed.socket);
   instance_ = dialed.instance;

@@ -103,11 +103,20 @@ struct Client::Question {
 };
 
 Status Client::connect(const Address& address, std::string token, double timeout_s,
-                       std::unique_ptr<Client>& client, bool patient) {
+                       std::unique_ptr<Client>& client) {
+  return open({address, std::move(token)}, timeout_s, true, client);
+}
+
+Status Client::connect_at_once(const Address& address, std::string token, const Id& instance,
+                               double timeout_s, std::unique_ptr<Client>& client) {
+  DialOptions options{address, std::move(token)};
+  options.instance = instance;
+  return open(std::move(options), timeout_s, false, client);
+}
+
+Status Client::open(DialOptions options, double timeout_s, bool patient,
+                    std::unique_ptr<Client>& client) {
   std::unique_ptr<Client> made(new Client);
-  DialOptions options;
-  options.address = address;
-  options.token = std::move(token);
   Status status = made->channel_.open(std::move(options), deadline_after(timeout_s, 0), patient);
   if (status.ok()) client = std::move(made);
   return status;

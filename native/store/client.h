@@ -18,9 +18,12 @@ using Strings = std::vector<std::string_view>;
 // wire.h is refused with Code::invalid before anything is sent.
 class Client {
  public:
-  // Patiently: a server that has yet to start is waited for.
+  // Waits for a server that has yet to start.
   static Status connect(const Address& address, std::string token, double timeout_s,
-                        std::unique_ptr<Client>& client, bool patient = true);
+                        std::unique_ptr<Client>& client);
+  // Connects to this very server, or fails at once; zeros for any.
+  static Status connect_at_once(const Address& address, std::string token, const Id& instance,
+                                double timeout_s, std::unique_ptr<Client>& client);
 
   Status set(std::string_view key, std::string_view value, double timeout_s);
   Status get(std::string_view key, double timeout_s, std::string& value);
@@ -48,6 +51,8 @@ class Client {
   struct Question;
 
   Client() = default;
+  static Status open(DialOptions options, double timeout_s, bool patient,
+                     std::unique_ptr<Client>& client);
   Status ask(const Question& question, Reply& reply);
   Status explain(const Question& question, const Reply& reply) const;
 

@@ -107,6 +107,26 @@ Status dial_patiently(const DialOptions& options, const Deadline& deadline, Dial
   }
 }
 
+Status dial_at_once(const DialOptions& options, const Deadline& deadline, Dialed& dialed) {
+  const Attempt attempt = dial_once(options, 0, deadline, dialed);
+  const std::string where = "the store at " + options.address.text();
+  switch (attempt.result) {
+    case Attempt::connected: break;
+    case Attempt::hopeless: return attempt.status;
+    case Attempt::refused:
+    case Attempt::failed:
+      if (attempt.status.code == Code::timeout) {
+        return Status::error(Code::timeout, where + " does not answer: " + attempt.status.message);
+      }
+      // Also one that went away while we shook hands.
+      return Status::error(Code::connection,
+                           "nobody serves " + where + " any more (" + attempt.status.message + ")");
+  }
+  if (options.instance == Id{} || options.instance == dialed.instance) return Status::success();
+  dialed = {};
+  return Status::error(Code::connection, where + " is another one by now, of another group");
+}
+
 Status dial_again(const DialOptions& options, std::uint64_t received, const Deadline& deadline,
                   Dialed& dialed) {
   auto pause = first_pause;

@@ -15,6 +15,7 @@ struct DialOptions {
   Address address;
   std::string token;
   Id session{};
+  Id instance{};      // the one server that is meant; zeros for any
   int tick_ms = 250;  // the longest that one send or receive on the socket blocks
 };
 
@@ -26,6 +27,9 @@ struct Dialed {
 
 // Tries until the deadline, for a server that has yet to start.
 Status dial_patiently(const DialOptions& options, const Deadline& deadline, Dialed& dialed);
+
+// Once, for a server that is known to have started.
+Status dial_at_once(const DialOptions& options, const Deadline& deadline, Dialed& dialed);
 
 // For a connection that broke. Code::connection: the server has gone for good. Code::timeout: it
 // cannot be reached now.

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <system_error>
 #include <utility>
 
 #include "common/fork.h"
@@ -26,10 +27,9 @@ Status Server::start(const ServerOptions& options, std::unique_ptr<Server>& serv
   std::unique_ptr<Server> made;
   Status status = reserve(options, made);
   if (status.ok()) status = made->listen({});
-  if (!status.ok()) return status;
-  made->run();
-  server = std::move(made);
-  return Status::success();
+  if (status.ok()) status = made->run();
+  if (status.ok()) server = std::move(made);
+  return status;
 }
 
 Status Server::reserve(const ServerOptions& options, std::unique_ptr<Server>& server) {
@@ -52,20 +52,29 @@ Status Server::reserve(const ServerOptions& options, std::unique_ptr<Server>& se
   made->port_ = listener.port;
   made->generation_ = fork_generation();
   made->loop_ = std::make_unique<ServerLoop>(options, std::move(listener));
+  if (status = made->loop_->choose_instance(); !status.ok()) return status;
   server = std::move(made);
   return Status::success();
 }
 
 Status Server::listen(const Entries& entries) { return loop_->open(entries); }
 
-void Server::run() {
+const Id& Server::instance() const { return loop_->instance(); }
+
+Status Server::run() {
   // The thread must not take signals that are meant for the program.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::make_unique<std::thread>([loop = loop_.get()] { loop->run(); });
+  Status status;
+  try {
+    thread_ = std::make_unique<std::thread>([loop = loop_.get()] { loop->run(); });
+  } catch (const std::system_error& error) {
+    status = Status::from_errno("starting the store's server", error.code().value());
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return status;
 }
 
 Server::~Server() {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/status.h"
+#include "store/handshake.h"
 #include "store/socket.h"
 
 namespace gradsync::store {
@@ -35,7 +36,9 @@ class Server {
   // keys that are there before anybody comes; answers them.
   static Status reserve(const ServerOptions& options, std::unique_ptr<Server>& server);
   Status listen(const Entries& entries);
-  void run();
+  Status run();
+  // Differs for every server ever started.
+  const Id& instance() const;
   ~Server();  // stops: connections and the port are closed when it returns
 
   // The port it listens on, 0 on a Unix socket.

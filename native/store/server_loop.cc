@@ -33,9 +33,9 @@ Status add_to(int epoll, int fd, std::uint64_t id) {
 }  // namespace
 
 Status ServerLoop::open(const Entries& entries) {
-  Status status = random_id(instance_);
+  Status status;
   // One that was handed over listens already, with a backlog that its owner chose.
-  if (status.ok() && options_.listen_fd < 0) status = listen_at(options_.address, listener_);
+  if (options_.listen_fd < 0) status = listen_at(options_.address, listener_);
   if (!status.ok()) return status;
   for (const auto& [key, value] : entries) service_.put(key, value);
   epoll_ = Socket(::epoll_create1(EPOLL_CLOEXEC));

@@ -23,6 +23,8 @@ class ServerLoop {
   ServerLoop(const ServerOptions& options, Listener listener)
       : options_(options), listener_(std::move(listener)) {}
 
+  Status choose_instance() { return random_id(instance_); }
+  const Id& instance() const { return instance_; }
   Status open(const Entries& entries);  // once, before run
   void run();                           // until stop
   void stop();                          // from any thread

@@ -85,11 +85,17 @@ TEST(reserved_address_lets_nobody_in_before_it_listens) {
   const Status taken = Server::reserve(options, other);
   CHECK(taken.message.find("EADDRINUSE") != std::string::npos);
   std::unique_ptr<Client> client;
-  CHECK(Client::connect(options.address, "", patience_s, client, false).code == Code::connection);
+  const auto connect_to_it = [&](const Id& instance) {
+    return Client::connect_at_once(options.address, "", instance, patience_s, client);
+  };
+  CHECK(connect_to_it({}).code == Code::connection);
   CHECK_OK(server->listen({{"k", "v"}}));
   std::thread early([&] { CHECK_OK(Client::connect(options.address, "", patience_s, client)); });
-  server->run();
+  CHECK_OK(server->run());
   early.join();
+  CHECK(get(*client, "k") == "v");
+  CHECK(connect_to_it(Id{1}).code == Code::connection);  // not the one that is meant
+  CHECK_OK(connect_to_it(server->instance()));
   CHECK(get(*client, "k") == "v");
 }
 

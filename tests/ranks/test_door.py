@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ def root_store(world):
 def test_nobody_needs_the_store_to_meet(rank, address):
     world = dist.create_world(init_method=address, rank=rank, world_size=3)
     assert sum_of_ranks(world) == 3
-    assert "_client" not in vars(root_store(world))  # not connected
+    assert root_store(world)._connected is None
     assert [e.pid for e in world.members.evidence][rank] == os.getpid()
     world.close()
 
@@ -116,6 +117,52 @@ def test_token_of_another_job_is_refused(rank, address, monkeypatch):
         dist.create_world(init_method=address, rank=rank, world_size=2, timeout=3)
 
 
+@pytest.mark.ranks(3)
+def test_old_world_does_not_use_the_store_of_a_new_one(rank, address, group):
+    first = None
+    if rank < 2:
+        first = dist.create_world(init_method=address, rank=rank, world_size=2)
+    if rank == 0:
+        first.close()
+        first = None
+    group.barrier()
+    second = None
+    if rank != 1:
+        second = dist.create_world(init_method=address, rank=min(rank, 1), world_size=2)
+        second.members.store.set("key", "of the second")
+    group.barrier()
+    if rank == 1:
+        with pytest.raises(dist.StoreConnectionError, match="another one by now"):
+            first.members.store.check(["key"])
+        first.close()  # and does not say there that rank 1 has left
+    group.barrier()
+    if second is not None:
+        assert not root_store(second).check([slot(0, 1) + "/left"])
+        second.close()
+
+
+@pytest.mark.ranks(2)
+def test_strangers_at_the_door_do_not_keep_anybody(rank, address, group):
+    name = f"\0gradsync/{os.getuid()}-port-{address.rpartition(':')[2]}/door"
+    silent = []
+    if rank == 1:
+        for words in (b"", b"", b"GET / HTTP/1.1\r\n\r\n"):
+            while True:
+                stranger = socket.socket(socket.AF_UNIX)
+                try:
+                    stranger.connect(name)
+                    break
+                except ConnectionRefusedError:  # rank 0 is on its way
+                    stranger.close()
+            stranger.sendall(words)
+            silent.append(stranger)
+    world = dist.create_world(init_method=address, rank=rank, world_size=2, timeout=20)
+    assert sum_of_ranks(world) == 1
+    for stranger in silent:
+        stranger.close()
+    world.close()
+
+
 JOIN = """
 import sys
 import gradsync as dist
@@ -125,19 +172,64 @@ print("met")
 """
 
 
-def test_rank_that_is_killed_at_the_door_can_be_replaced():
-    address = f"tcp://127.0.0.1:{10_000 + os.getpid() % 50_000}"
+ADDRESS = f"tcp://127.0.0.1:{10_000 + os.getpid() % 50_000}"
 
-    def start(rank):
-        command = [sys.executable, "-c", JOIN, address, str(rank)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
-    early, zero = start(1), start(0)
-    with open("/proc/net/unix") as sockets:  # which has a line for each end of a connection
-        while sockets.read().count(f"{address[-5:]}/door") < 2:
+def start(rank, script=JOIN):
+    command = [sys.executable, "-c", script, ADDRESS, str(rank)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def await_guests(count):
+    """Wait until so many are at the door: the kernel lists it, and each connection."""
+    with open("/proc/net/unix") as sockets:
+        while sockets.read().count(f"{ADDRESS[-5:]}/door") < 1 + count:
             time.sleep(0.005)
             sockets.seek(0)
+
+
+def all_meet(ranks):
+    return [rank.communicate(timeout=60)[0] for rank in ranks] == ["met\n"] * len(ranks)
+
+
+def test_rank_that_is_killed_at_the_door_can_be_replaced():
+    early, zero = start(1), start(0)
+    await_guests(1)
     early.send_signal(signal.SIGKILL)
     early.communicate()
-    others = [zero, start(1), start(2)]
-    assert [rank.communicate(timeout=60)[0] for rank in others] == ["met\n"] * 3
+    assert all_meet([zero, start(1), start(2)])
+
+
+def test_rank_0_that_is_killed_at_the_door_can_be_replaced():
+    guest, zero = start(1), start(0)
+    await_guests(1)
+    zero.send_signal(signal.SIGKILL)
+    zero.communicate()
+    assert all_meet([start(0), guest, start(2)])
+
+
+def test_guests_wait_for_a_rank_0_that_is_stopped():
+    zero, guests = start(0), [start(1)]
+    await_guests(1)
+    zero.send_signal(signal.SIGSTOP)
+    guests.append(start(2))
+    await_guests(2)
+    time.sleep(1.5)  # longer than the door is open
+    zero.send_signal(signal.SIGCONT)
+    assert all_meet([zero, *guests])
+
+
+def test_interrupted_rank_0_can_try_again_though_its_error_is_kept():
+    again = JOIN.replace(
+        "dist.init",
+        """try:
+    dist.init_process_group(init_method=sys.argv[1], rank=0, world_size=3, timeout=60)
+except KeyboardInterrupt as error:
+    kept = error
+dist.init""",
+        1,
+    )
+    zero, guest = start(0, again), start(1)
+    await_guests(1)
+    zero.send_signal(signal.SIGINT)
+    assert all_meet([zero, guest, start(2)])

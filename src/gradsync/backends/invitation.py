@@ -68,6 +68,7 @@ class Invitation:
         assert self._door is not None
         try:
             missing = self._door.gather([], limit_s)
+            self._door.check_guests()
         except _native.StatusError:
             return None
         return None if missing else self._door.words
@@ -86,6 +87,10 @@ class Invitation:
         """Send everybody who came to the store."""
         if self._door is not None:
             self._door.turn_away("the ranks meet at the store", [], False)
+        self._door = None
+
+    def close(self) -> None:
+        """Leave the door without a word; whoever waits there looks for another."""
         self._door = None
 
     def knock(self, name: str) -> bool:

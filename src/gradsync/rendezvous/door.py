@@ -15,27 +15,25 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Protocol
 
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import host_evidence
-from gradsync.errors import RendezvousError
+from gradsync.errors import DistNetworkError, DistStoreError, RendezvousError
 from gradsync.rendezvous.join import Joined, slot
 from gradsync.rendezvous.member import Member, decode
 from gradsync.rendezvous.place import UnixPlace
-from gradsync.rendezvous.resolve import serves, store_at
+from gradsync.rendezvous.resolve import keep_served, reach_later, reserve
 from gradsync.rendezvous.spec import Spec
 from gradsync.stores.unix import UnixStore
 
 __all__ = ["Door", "meet_at_door"]
 
-# How long rank 0 waits at the door, and the others for an answer: longer than ranks that start
-# together are apart. After that they meet at the store, where everybody sees who is missing.
-_OPEN_S, _INSIDE_S = 1.0, 3.0
+# How long rank 0 waits at the door: longer than ranks that start together are apart. After that all
+# meet at the store, where everybody sees who is missing.
+_OPEN_S = 1.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 0.02
 _SEPARATOR = b"\n"  # not within a record
 
@@ -54,6 +52,9 @@ class Door(Protocol):
 
     def refuse(self) -> None:
         """Send everybody who came to the store."""
+
+    def close(self) -> None:
+        """Leave the door without a word."""
 
     def knock(self, name: str) -> bool:
         """Reach the door of rank 0; False when there is none."""
@@ -74,13 +75,24 @@ def meet_at_door(
     place = spec.place
     if not isinstance(place, UnixPlace) or place.launched:
         return None, None
-    store = store_at(place, serves(spec), deadline, spec.token)
+    if spec.rank != 0:
+        return _come(reach_later(place, deadline, spec.token), spec, deadline, door)
+    store = reserve(place, deadline, spec.token)
     if store is None:
         return None, None
-    if spec.rank == 0:
-        return store, _open(store, spec, deadline, door)
-    joined = _come(store, spec, deadline, door)
-    return None if joined is None else store, joined
+    try:
+        joined = _open(store, spec, deadline, door)
+    except BaseException as error:
+        # Whoever keeps the error keeps this frame: the name must be free for the next attempt.
+        door.close()
+        store.give_up()
+        if isinstance(error, (DistStoreError, DistNetworkError)):
+            raise RendezvousError(
+                f"rank 0 of {spec.world_size} could not serve the store at {place}: {error}"
+            ) from error
+        raise
+    keep_served(store)
+    return store, joined
 
 
 def _open(store: UnixStore, spec: Spec, deadline: Deadline, door: Door) -> Joined | None:
@@ -93,7 +105,8 @@ def _open(store: UnixStore, spec: Spec, deadline: Deadline, door: Door) -> Joine
             # Whoever has been let in may connect at once. It is answered a moment later: to start
             # the thread that does takes longer than to let everybody in.
             store.listen([(slot(0, rank), record) for rank, record in enumerate(words)])
-            door.welcome(_SEPARATOR.join(words), deadline.remaining())
+            told = _SEPARATOR.join([store.instance.hex().encode(), *words])
+            door.welcome(told, deadline.remaining())
             store.run()
             return joined
     store.listen()
@@ -102,18 +115,34 @@ def _open(store: UnixStore, spec: Spec, deadline: Deadline, door: Door) -> Joine
     return None
 
 
-def _come(store: UnixStore, spec: Spec, deadline: Deadline, door: Door) -> Joined | None:
-    """Knock until rank 0 is there, unless it serves the store already."""
+def _come(
+    store: UnixStore, spec: Spec, deadline: Deadline, door: Door
+) -> tuple[UnixStore | None, Joined | None]:
+    """Knock until rank 0 is there, or serves the store.
+
+    A store may be that of the world before, which is about to go: then rank 0 will come to a door.
+    """
     me = _introduction(spec).encode()
     name, began = _name(store), time.monotonic()
-    while not door.knock(name):
-        if deadline.expired() or _is_served(store):
-            return None
+    while not deadline.expired():
+        if door.knock(name):
+            limit_s = deadline.remaining()
+            words = door.enter(_secret(spec.token), spec.rank, spec.world_size, me, limit_s)
+            if words:
+                instance, *records = words.split(_SEPARATOR)
+                store.instance = bytes.fromhex(instance.decode())
+                return store, Joined(0, tuple(_members(records)))
+            if deadline.expired():
+                raise RendezvousError(
+                    f"rank {spec.rank} of {spec.world_size} has been waiting for rank 0 at "
+                    f"{spec.place} for {deadline.timeout_s:.1f} s: its process is there and does "
+                    f"not answer. Look whether it is stopped"
+                )
+        if _connects(store, spec):
+            return store, None
         waited_s = time.monotonic() - began
         time.sleep(min(max(waited_s / 4, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
-    limit_s = min(_INSIDE_S, deadline.remaining() / 2)
-    words = door.enter(_secret(spec.token), spec.rank, spec.world_size, me, limit_s)
-    return Joined(0, tuple(_members(words.split(_SEPARATOR)))) if words else None
+    return None, None
 
 
 def _name(store: UnixStore) -> str:
@@ -147,8 +176,12 @@ def _read(me: Member, said: dict[int, bytes] | None) -> Joined | None:
     return Joined(0, tuple(members)) if fit else None
 
 
-def _is_served(store: UnixStore) -> bool:
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        probe.connect(f"\0gradsync/{store.name}")
-        return True
-    return False
+def _connects(store: UnixStore, spec: Spec) -> bool:
+    """Return whether the store is served, and we are connected to it."""
+    try:
+        return store.connect(if_served=True)
+    except (DistStoreError, DistNetworkError, TimeoutError) as error:
+        raise RendezvousError(
+            f"rank {spec.rank} of {spec.world_size} could not reach the store at {spec.place}: "
+            f"{error}"
+        ) from error

@@ -27,6 +27,7 @@ from gradsync.errors import (
 )
 from gradsync.rendezvous.member import Member, Record, Tombstone, decode, join_names, join_ranks
 from gradsync.stores.store import Store
+from gradsync.stores.unix import UnixStore
 
 __all__ = ["Joined", "Preparation", "join", "leave", "slot"]
 
@@ -35,6 +36,7 @@ _ROOT = "gradsync/rendezvous"
 # seldom enough that a thousand waiting ranks do not keep the store busy.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 5.0
 _ACKNOWLEDGE_S = 1.0
+_TO_SAY_GOODBYE_S = 1.0
 
 
 class Joined(NamedTuple):
@@ -81,6 +83,8 @@ def join(
 def leave(store: Store, joined: Joined, rank: int) -> None:
     """Say that ``rank`` has left, so that another process may take its number; never raises."""
     try:
+        if isinstance(store, UnixStore):
+            store.connect(_TO_SAY_GOODBYE_S)  # who serves it may be stopped
         store.set(f"{slot(joined.generation, rank)}/left", b"1")
     except (DistStoreError, TimeoutError):
         pass  # the store went first: nobody is left to tell

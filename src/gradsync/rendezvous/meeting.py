@@ -29,7 +29,7 @@ _BUILT_IN = ("env", "tcp", "file")
 _handlers: dict[str, Handler] = {}
 
 # How long to wait before a client tries a store again that went away under it.
-_RETRY_S = 0.05
+_RETRY_S, _KNOCK_AGAIN_S = 0.05, 0.005
 _HANDOVER_S = 2.0
 
 
@@ -132,7 +132,7 @@ def _open_and_join(
                     f"rank {spec.rank} of {spec.world_size} lost the store at {spec.place} while "
                     f"it waited for the others: {error}"
                 ) from error
-            time.sleep(_RETRY_S)
+            time.sleep(_RETRY_S if door is None else _KNOCK_AGAIN_S)
         else:
             # So far it held what was left of the deadline.
             store.set_timeout(0.0 if timeout is None else timeout)

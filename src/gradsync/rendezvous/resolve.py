@@ -32,7 +32,16 @@ from gradsync.stores.store import Store
 from gradsync.stores.tcp import TCPStore
 from gradsync.stores.unix import UnixStore
 
-__all__ = ["is_own_host", "open_store", "parent_identity", "serves", "settle", "store_at"]
+__all__ = [
+    "is_own_host",
+    "keep_served",
+    "open_store",
+    "parent_identity",
+    "reach_later",
+    "reserve",
+    "serves",
+    "settle",
+]
 
 # A store takes a finite time; this is "no limit" for one.
 _NO_LIMIT_S = 10 * 365 * 86400.0
@@ -98,22 +107,24 @@ def _limit(deadline: Deadline) -> timedelta:
     return timedelta(seconds=max(0.001, min(deadline.remaining(), _NO_LIMIT_S)))
 
 
-def store_at(place: UnixPlace, serving: bool, deadline: Deadline, token: str) -> UnixStore | None:
-    """Return the store of ranks that meet at rank 0's door, which connects when it is first used.
+def reach_later(place: UnixPlace, deadline: Deadline, token: str) -> UnixStore:
+    """Return the store of a place, which connects when it is first used."""
+    return UnixStore.later(_unix_name(place), timeout=_limit(deadline), token=token)
 
-    The one that serves it takes its name; None when that is taken, perhaps by this very process.
-    """
+
+def reserve(place: UnixPlace, deadline: Deadline, token: str) -> UnixStore | None:
+    """Take the name of a store to serve; None when it is taken, perhaps by this very process."""
     name = _unix_name(place)
     if f"{os.getpid()}/{name}" in _served:
         return None
-    limit = _limit(deadline)
-    try:
-        store = UnixStore.later(name, timeout=limit, token=token, is_master=serving)
-    except StoreConnectionError:
-        return None
-    if serving:
-        _served[f"{os.getpid()}/{name}"] = store
-    return store
+    with contextlib.suppress(StoreConnectionError):
+        return UnixStore.later(name, timeout=_limit(deadline), token=token, is_master=True)
+    return None
+
+
+def keep_served(store: UnixStore) -> None:
+    """Let rank 0 find the store again that it serves now."""
+    _served[f"{os.getpid()}/{store.name}"] = store
 
 
 def _unix_name(place: UnixPlace) -> str:

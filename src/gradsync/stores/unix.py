@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from functools import cached_property
 
 from gradsync._native import StatusError, StoreClient, StoreServer
 from gradsync.base.deadline import Timeout, seconds
@@ -25,6 +25,11 @@ class UnixStore(SocketStore):
     b'hello'
     """
 
+    instance: bytes
+    """The one server that is meant; nothing for whichever there is."""
+    _server: StoreServer | None
+    _connected: StoreClient | None
+
     def __init__(
         self,
         name: str,
@@ -33,17 +38,23 @@ class UnixStore(SocketStore):
         timeout: Timeout = DEFAULT_TIMEOUT,
         token: str | None = None,
     ) -> None:
-        super().__init__()
-        self.set_timeout(timeout)
-        self._name = name
-        self._token = read_token(token)
-        self._server: StoreServer | None = None
+        self._prepare(name, timeout, read_token(token))
         try:
             if is_master:
                 self._server = StoreServer.unix(name, self._token)
-            self._client = StoreClient.unix(name, self._token, seconds(timeout))
+            self._connected = StoreClient.unix(name, self._token, seconds(timeout))
         except StatusError as error:
             raise translated(error) from None
+
+    def _prepare(self, name: str, timeout: Timeout, token: str) -> None:
+        super().__init__()
+        self.set_timeout(timeout)
+        self._name = name
+        self._token = token
+        self._server = None
+        self.instance = b""
+        self._connected = None
+        self._connecting = threading.Lock()
 
     @classmethod
     def later(
@@ -55,14 +66,13 @@ class UnixStore(SocketStore):
         after ``run``.
         """
         store: UnixStore = cls.__new__(cls)
-        SocketStore.__init__(store)
-        store.set_timeout(timeout)
-        store._name, store._token, store._server = name, token, None
+        store._prepare(name, timeout, token)
         if is_master:
             try:
                 store._server = StoreServer.reserve_unix(name, token)
             except StatusError as error:
                 raise translated(error) from None
+            store.instance = store._server.instance
         return store
 
     def listen(self, entries: Sequence[tuple[str, bytes]] = ()) -> None:
@@ -76,14 +86,40 @@ class UnixStore(SocketStore):
     def run(self) -> None:
         """Answer those who have connected."""
         assert self._server is not None
-        self._server.run()
-
-    @cached_property
-    def _client(self) -> StoreClient:  # type: ignore[override]
         try:
-            return StoreClient.unix(self._name, self._token, self._timeout_s, patient=False)
+            self._server.run()
         except StatusError as error:
             raise translated(error) from None
+
+    def give_up(self) -> None:
+        """Give the name back, whoever still holds this object."""
+        self._server = None
+
+    def connect(self, limit_s: float | None = None, *, if_served: bool = False) -> bool:
+        """Connect, unless that was done, to the server of this ``instance`` and no other.
+
+        ``if_served`` makes it return False when there is none.
+        """
+        with self._connecting:
+            if self._connected is not None:
+                return True
+            limit_s = self._timeout_s if limit_s is None else limit_s
+            try:
+                self._connected = StoreClient.unix_at_once(
+                    self._name, self._token, limit_s, self.instance
+                )
+            except StatusError as error:
+                if if_served and error.args[0] == "connection":
+                    return False
+                raise translated(error) from None
+            return True
+
+    @property
+    def _client(self) -> StoreClient:  # type: ignore[override]
+        if self._connected is None:
+            self.connect()
+        assert self._connected is not None
+        return self._connected
 
     @property
     def name(self) -> str:
