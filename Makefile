@@ -8,7 +8,7 @@ CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" MAKEFLAGS= $(BIN)/cmake
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.cmake' -o -name CMakeLists.txt)
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 SANITIZERS := address undefined thread
-TRAINING_TESTS := ddp device_mesh ranks torch_backend
+TRAINING_TESTS := ddp ranks torch_backend
 PYTEST_PARTS := pytest-training pytest-stores pytest-rest
 
 .PHONY: install extension demo test check doctest test-ecosystem native-test native-plain native-aarch64 bench format clean \
