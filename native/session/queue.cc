@@ -121,10 +121,16 @@ void Queue::carry_out_first() {
   Entry entry;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    entry = std::move(entries_.front());
-    entries_.pop_front();
+    if (!entries_.empty()) {
+      entry = std::move(entries_.front());
+      entries_.pop_front();
+    }
     waiting_.store(entries_.size(), std::memory_order_release);
     if (entries_.empty()) hurried_.store(false, std::memory_order_relaxed);
+  }
+  if (!entry.ticket) {  // closed since the caller looked
+    turn_.give_back();
+    return;
   }
   const Queue* const outer = std::exchange(carrying_out, this);
   Status status = entry.call();

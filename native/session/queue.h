@@ -90,7 +90,8 @@ class Queue {
     std::shared_ptr<Ticket> ticket;
   };
 
-  // With the turn taken: carries out the first call and gives the turn back before it says so.
+  // With the turn taken: carries out the first call, if there still is one, and gives the turn back
+  // before it says so.
   void carry_out_first();
   void work();
   // With the lock held, which is given up meanwhile: waits while others need the cores.

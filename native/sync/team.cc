@@ -271,8 +271,7 @@ void Team::wait_goes_on(std::uint64_t step, Deadline since) {
 void Team::publish_site() {
   TextCell<256>& mine = slot(rank_).site;
   if (call_ == 0 || mine.about() == call_) return;
-  const std::string text = present_site();
-  if (!text.empty()) mine.store(call_, text);
+  mine.store(call_, present_site());  // also that there is none: others would wait for it
 }
 
 void Team::await_sites(const std::vector<int>& ranks, Deadline deadline) const {

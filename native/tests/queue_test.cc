@@ -230,6 +230,30 @@ TEST(forked_child_may_drop_a_session_whose_worker_sleeps) {
   });
 }
 
+TEST(queue_that_is_closed_at_any_moment_carries_out_what_was_begun) {
+  for (int round = 0; round < 2000; ++round) {
+    Queue queue;
+    std::atomic<int> begun{0};
+    std::vector<std::shared_ptr<Ticket>> tickets;
+    for (int i = 0; i < 3; ++i) {
+      tickets.push_back(queue.post([&] {
+        ++begun;
+        return Status::success();
+      }));
+    }
+    std::thread waiter([&] { (void)queue.wait(*tickets.back(), Deadline::after(30)); });
+    for (int i = 0; i < round % 50; ++i) std::this_thread::yield();
+    queue.close();
+    waiter.join();
+    int ok = 0;
+    for (const auto& ticket : tickets) {
+      CHECK(ticket->done());
+      ok += ticket->status().ok() ? 1 : 0;
+    }
+    CHECK(ok == begun);
+  }
+}
+
 TEST(callbacks_may_wait_and_close_or_destroy_their_queue) {
   for (const bool destroys : {false, true}) {
     auto queue = std::make_unique<Queue>();
