@@ -118,7 +118,8 @@ def peaks(name: str) -> dict[str, float]:
 def table(figures: dict[str, dict[str, float]]) -> str:
     heads = ["MiB", "alone ms", "torch ms", "ours ms", "torch tax", "our tax", "speedup"]
     heads += ["alone, kept", "net tax", "lockstep"]
-    heads += ["torch alloc", "our alloc", "torch RSS", "our RSS"]
+    if all("alone_resident_mib" in row for row in figures.values()):
+        heads += ["torch alloc", "our alloc", "torch RSS", "our RSS"]
     lines = [f"{'model':8}" + "".join(f"{head:>12}" for head in heads)]
     for name, row in figures.items():
         cells = [f"{row['mib']:.0f}"]
