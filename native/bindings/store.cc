@@ -107,13 +107,15 @@ void run(Work work) {
 Address tcp(std::string host, std::uint16_t port) { return {false, std::move(host), port}; }
 Address unix_name(std::string name) { return {true, std::move(name), 0}; }
 
-std::unique_ptr<Server> serve(const Address& address, const std::string& token, int listen_fd) {
+std::unique_ptr<Server> serve(Status (*how)(const ServerOptions&, std::unique_ptr<Server>&),
+                              const Address& address, const std::string& token,
+                              int listen_fd = -1) {
   ServerOptions options;
   options.address = address;
   options.token = token;
   options.listen_fd = listen_fd;
   std::unique_ptr<Server> server;
-  run([&] { return Server::start(options, server); });
+  run([&] { return how(options, server); });
   return server;
 }
 
@@ -130,24 +132,19 @@ void bind_server(nb::module_& module) {
       .def_static(
           "tcp",
           [](std::string host, std::uint16_t port, const std::string& token, int listen_fd) {
-            return serve(tcp(std::move(host), port), token, listen_fd);
+            return serve(Server::start, tcp(std::move(host), port), token, listen_fd);
           },
           nb::arg("host"), nb::arg("port"), nb::arg("token"), nb::arg("listen_fd") = -1)
       .def_static(
           "unix",
           [](std::string name, const std::string& token) {
-            return serve(unix_name(std::move(name)), token, -1);
+            return serve(Server::start, unix_name(std::move(name)), token);
           },
           nb::arg("name"), nb::arg("token"))
       .def_static(
           "reserve_unix",
           [](std::string name, const std::string& token) {
-            ServerOptions options;
-            options.address = unix_name(std::move(name));
-            options.token = token;
-            std::unique_ptr<Server> server;
-            run([&] { return Server::reserve(options, server); });
-            return server;
+            return serve(Server::reserve, unix_name(std::move(name)), token);
           },
           nb::arg("name"), nb::arg("token"))
       .def(

@@ -182,10 +182,10 @@ Status Founder::found(const Session* world, const std::string& words, Deadline d
   for (const Guest& guest : guests_) {
     status = send_descriptors(guest.socket, room_in(message), descriptors, deadline);
     // One that has died is found by its pidfd, by the others as well.
-    const bool has_hung_up = status.code == Code::connection;
+    const bool is_gone = status.code == Code::connection;
     const Fd& process = pidfds[static_cast<std::size_t>(guest.index)];
-    if (status.ok() || (has_hung_up && ends_within(process, to_die))) continue;
-    failure = has_hung_up ? Status::error(Code::peer_lost, left_early, {guest.index}) : status;
+    if (status.ok() || (is_gone && ends_within(process, to_die))) continue;
+    failure = is_gone ? Status::error(Code::peer_lost, left_early, {guest.index}) : status;
   }
   out = std::make_unique<Session>(std::make_shared<Segment>(std::move(segment_)), std::move(arena_),
                                   world != nullptr ? world->arena_rank() : 0, 0, ranks_,

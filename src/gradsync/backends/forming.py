@@ -1,6 +1,7 @@
 """How the ranks of a group come to share memory, or learn why they cannot.
 
-Rank 0 founds the group: it makes the memory and waits in a lobby, where each of the others gets it.
+Ranks of a world that met at rank 0's door have it already (``invitation.py``). Otherwise rank 0
+founds the group: it makes the memory and waits in a lobby, where each of the others gets it.
 Its card says where that is. The ranks of a new world show their cards when they arrive, so nothing
 is left to ask the store for; those of a sub-group read it there.
 

@@ -115,7 +115,7 @@ def reach_later(place: UnixPlace, deadline: Deadline, token: str) -> UnixStore:
 def reserve(place: UnixPlace, deadline: Deadline, token: str) -> UnixStore | None:
     """Take the name of a store to serve; None when it is taken, perhaps by this very process."""
     name = _unix_name(place)
-    if f"{os.getpid()}/{name}" in _served:
+    if _served_key(name) in _served:
         return None
     with contextlib.suppress(StoreConnectionError):
         return UnixStore.later(name, timeout=_limit(deadline), token=token, is_master=True)
@@ -124,7 +124,11 @@ def reserve(place: UnixPlace, deadline: Deadline, token: str) -> UnixStore | Non
 
 def keep_served(store: UnixStore) -> None:
     """Let rank 0 find the store again that it serves now."""
-    _served[f"{os.getpid()}/{store.name}"] = store
+    _served[_served_key(store.name)] = store
+
+
+def _served_key(name: str) -> str:
+    return f"{os.getpid()}/{name}"  # not what a parent served before it forked
 
 
 def _unix_name(place: UnixPlace) -> str:
@@ -136,7 +140,7 @@ def _unix_store(place: UnixPlace, serving: bool, limit: timedelta, token: str) -
     name = _unix_name(place)
     if not serving:
         return UnixStore(name, timeout=limit, token=token)
-    key = f"{os.getpid()}/{name}"
+    key = _served_key(name)
     store = _served.get(key)
     if store is not None:
         return store
