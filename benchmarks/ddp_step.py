@@ -3,6 +3,8 @@
 Two ranks with one thread each. Within one run, in alternating rounds, both ranks step the same
 model without any communication, under torch's DDP (Gloo, gradient_as_bucket_view) and under
 gradsync's. The tax is what a step takes more than alone in the same round; medians over rounds.
+Rounds from which the hypervisor took time are run again (calm.py; "stolen" is what it took from
+those that count).
 
 What every synchronous training costs, however it moves its gradients, is measured as well: stepping
 alone with a barrier in every step ("lockstep"), which makes each rank wait for the slower one.
@@ -85,8 +87,8 @@ def measure(names: list[str], rounds: int, memory: bool) -> dict[str, dict[str, 
     figures = {}
     with Pair(PAIRS["torch"], join_torch) as theirs, Pair(PAIRS["gradsync"], join_gradsync) as ours:
         for name in names:
-            times = take_turns([theirs, ours], name, rounds)
-            row = {"mib": gradient_mib(name)}
+            times, stolen = take_turns([theirs, ours], name, rounds)
+            row = {"mib": gradient_mib(name), "stolen": 100 * stolen}
             for variant, seen in times.items():
                 row[f"{variant}_ms"] = 1e3 * statistics.median(seen)
             for tax, (variant, base) in TAXES.items():
@@ -117,7 +119,7 @@ def peaks(name: str) -> dict[str, float]:
 
 def table(figures: dict[str, dict[str, float]]) -> str:
     heads = ["MiB", "alone ms", "torch ms", "ours ms", "torch tax", "our tax", "speedup"]
-    heads += ["alone, kept", "net tax", "lockstep"]
+    heads += ["alone, kept", "net tax", "lockstep", "stolen"]
     if all("alone_resident_mib" in row for row in figures.values()):
         heads += ["torch alloc", "our alloc", "torch RSS", "our RSS"]
     lines = [f"{'model':8}" + "".join(f"{head:>12}" for head in heads)]
@@ -130,6 +132,7 @@ def table(figures: dict[str, dict[str, float]]) -> str:
             f"{row['alone_kept_ms']:.2f}",
             f"{row['net_tax']:.1f} %",
             f"{row['lockstep_tax']:.1f} %",
+            f"{row['stolen']:.1f} %",
         ]
         for kind in ("allocated_mib", "resident_mib"):
             for variant in ("torch", "gradsync"):

@@ -3,7 +3,8 @@
 Two ranks with one thread each and the models of training.py. In alternating rounds of one run both
 ranks step the same model without DDP, under torch's DDP on Gloo and on gradsync, and under DDP with
 a hook that sends nothing: what DDP itself costs, and so the best that any backend can do. The tax
-is what a step takes more than alone in the same round; medians over rounds.
+is what a step takes more than alone in the same round; medians over rounds. Rounds from which the
+hypervisor took time are run again (calm.py; "stolen" is what it took from those that count).
 
 Gloo and stepping alone run in processes without gradsync, as their users run them: one in which
 gradsync works keeps the memory it frees (GRADSYNC_KEEP_FREED_MEMORY). How much of the gain that is,
@@ -60,8 +61,8 @@ def measure(names: list[str], rounds: int) -> dict[str, dict[str, float]]:
         Pair(VARIANTS[2:], partial(join, "gradsync")) as ours,
     ):
         for name in names:
-            times = take_turns([gloo, ours], name, rounds)
-            row = {"mib": gradient_mib(name)}
+            times, stolen = take_turns([gloo, ours], name, rounds)
+            row = {"mib": gradient_mib(name), "stolen": 100 * stolen}
             for variant in VARIANTS:
                 row[f"{variant}_ms"] = 1e3 * statistics.median(times[variant])
                 taxes = percent_over(times[variant], times["alone"])
@@ -82,7 +83,8 @@ def table(figures: dict[str, dict[str, float]]) -> str:
         line += "".join(f"{row[v + '_tax']:13.0f}%" for v in VARIANTS[1:])
         line += f"   {row['gradsync_speedup']:.2f}x"
         line += f" ({row['gradsync_low']:.2f} to {row['gradsync_high']:.2f})"
-        lines.append(f"{line}, at best {row['silent_speedup']:.2f}x")
+        line += f", at best {row['silent_speedup']:.2f}x; stolen {row['stolen']:.1f} %"
+        lines.append(line)
     return "\n".join(lines)
 
 

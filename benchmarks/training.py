@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from calm import calmest
+
 Step: TypeAlias = Callable[[], object]
 Joined: TypeAlias = tuple[Callable[[str, nn.Module], nn.Module], Step]
 """What wraps a model for a variant, and a barrier."""
@@ -213,16 +215,19 @@ def _watch_memory(step: Step, count: int, barrier: Step) -> tuple[float, float]:
     return allocated, resident
 
 
-def take_turns(pairs: Sequence[Pair], name: str, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of a step of each variant of each pair, round by round."""
+def take_turns(
+    pairs: Sequence[Pair], name: str, rounds: int
+) -> tuple[dict[str, list[float]], float]:
+    """Return the seconds of a step of each variant in each round, and the share stolen in them."""
     turns = [(pair, variant) for pair in pairs for variant in pair.variants]
-    times: dict[str, list[float]] = {variant: [] for _, variant in turns}
-    for number in range(rounds + 1):
-        for pair, variant in turns if number % 2 else reversed(turns):
-            seconds = pair.seconds(name, variant, MODELS[name][2])
-            if number:  # the first round warms up, and DDP plans its buckets in it
-                times[variant].append(seconds)
-    return times
+
+    def run(number: int) -> dict[str, float]:
+        order = turns if number % 2 else list(reversed(turns))
+        return {v: pair.seconds(name, v, MODELS[name][2]) for pair, v in order}
+
+    run(0)  # warms up, and DDP plans its buckets in it
+    counted, stolen = calmest(run, rounds)
+    return {variant: [each[variant] for each in counted] for _, variant in turns}, stolen
 
 
 def percent_over(times: Sequence[float], base: Sequence[float]) -> list[float]:
