@@ -149,12 +149,13 @@ Status Team::agree(Deadline deadline, const Meanwhile& meanwhile) {
   if (!status.ok()) return status;
   const Announcement mine = slot(rank_).announced_call(sequence_);
   Status verdict;
-  bool crowded = false;
+  int before_us = 0;  // on our core
   for (int peer = 0; peer < size_; ++peer) {
     if (!slot(peer).announced_call(sequence_).same_call(mine)) verdict.ranks.push_back(peer);
-    crowded = crowded || (peer < rank_ && is_on_core_of(peer));
+    if (peer < rank_ && is_on_core_of(peer)) ++before_us;
   }
-  if (crowded && patience_.spins > 0) find_own_core();
+  relocation_.count();
+  if (before_us >= ranks_per_core() && relocation_.due()) find_core_with_room();
   if (!verdict.ranks.empty()) {
     verdict.code = Code::mismatch;
     verdict.message = "the ranks asked for different things";

@@ -16,6 +16,7 @@
 #include "common/status.h"
 #include "sync/liveness.h"
 #include "sync/neighbour.h"
+#include "sync/relocation.h"
 #include "sync/slots.h"
 
 namespace gradsync {
@@ -183,9 +184,12 @@ class Team {
   void look_for_neighbours();
   Status out_of_reach(int peer, Deadline deadline);
   bool is_on_core_of(int peer) const;
-  // Schedulers are slow to part ranks that were woken on one core although there are enough: two
-  // that wait for each other there take hundreds of microseconds for what takes one on two cores.
-  void find_own_core();
+  // How many share a core when they are spread evenly.
+  int ranks_per_core() const { return (size_ + cores_ - 1) / cores_; }
+  // Schedulers are slow to part ranks that were woken on one core although there are others: two
+  // that wait for each other there take hundreds of microseconds for what takes one on two cores,
+  // and 4 ranks on 2 cores 1.6 times as long when three of them share one.
+  void find_core_with_room();
   // When the peer was last seen to have made a step.
   Deadline::Clock::time_point last_move(int peer);
   // Called now and then during a wait that began at `since.start()`.
@@ -211,7 +215,7 @@ class Team {
   std::vector<Move> moves_;         // kept only while this rank waits
   std::atomic<bool> cancelled_{false};
   std::uint32_t core_ = 0;  // as announced last
-  Deadline::Clock::time_point moved_at_{};
+  Relocation relocation_;
   Patience patience_;
   Liveness liveness_;
   std::vector<Neighbour> neighbours_;

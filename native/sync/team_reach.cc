@@ -93,17 +93,17 @@ bool Team::is_on_core_of(int peer) const {
   return slot(peer).core.load(std::memory_order_relaxed) == core_;
 }
 
-void Team::find_own_core() {
-  // Moving takes some 30 us; if the scheduler insists, it shall not be on every call.
-  constexpr auto pause = std::chrono::milliseconds(1);
-  const auto now = Deadline::Clock::now();
-  if (now - moved_at_ < pause) return;
-  moved_at_ = now;
-  CpuMask taken;
+void Team::find_core_with_room() {
+  CpuMask full;
   for (int peer = 0; peer < size_; ++peer) {
-    taken.add(slot(peer).core.load(std::memory_order_relaxed));
+    const std::uint32_t core = slot(peer).core.load(std::memory_order_relaxed);
+    int there = 0;
+    for (int other = 0; other < size_; ++other) {
+      if (slot(other).core.load(std::memory_order_relaxed) == core) ++there;
+    }
+    if (there >= ranks_per_core()) full.add(core);
   }
-  move_off(taken);
+  move_off(full);
 }
 
 }  // namespace gradsync

@@ -5,6 +5,7 @@
 
 #include "common/cgroup.h"
 #include "common/cores.h"
+#include "sync/relocation.h"
 #include "tests/ranks.h"
 
 using namespace gradsync;
@@ -27,6 +28,25 @@ TEST(cores_come_from_the_mask_and_the_quota) {
   mask.merge(other);
   CHECK(mask.count() == 4);
   CHECK(affinity_mask().count() >= 1);
+}
+
+TEST(a_rank_moves_rarely_where_moving_makes_calls_slow) {
+  using std::chrono::milliseconds;
+  const auto calls = [](Relocation& relocation) {
+    for (int call = 0; call < 100; ++call) relocation.count();
+  };
+  Relocation good, bad;
+  const auto began = Deadline::Clock::now();
+  CHECK(good.due(began));
+  CHECK(!good.due(began + milliseconds(100)));  // not judged yet
+  calls(good);
+  CHECK(good.due(began + milliseconds(2)));
+  CHECK(bad.due(began - milliseconds(50)));  // its calls take until now
+  calls(bad);
+  CHECK(!bad.due(began - milliseconds(50) + milliseconds(7)));
+  CHECK(bad.due(began - milliseconds(50) + milliseconds(9)));
+  calls(bad);
+  CHECK(!bad.due(began + milliseconds(20)));
 }
 
 TEST(quota_is_the_least_on_the_way_up) {

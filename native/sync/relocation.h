@@ -1,0 +1,49 @@
+// When a rank moves to another core, and how often, by what came of it.
+//
+// A core that looks free to the ranks may be busy with something else, and a rank that shares it
+// with a program that computes waits for milliseconds in every call (4 ranks on 2 cores, one of
+// them busy: 2.5 ms instead of 17 us). Nobody tells beforehand, so the next calls decide: a move
+// after which they are slow is tried again only after a long while.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/deadline.h"
+
+namespace gradsync {
+
+class Relocation {
+ public:
+  using Clock = Deadline::Clock;
+
+  // Of each call.
+  void count() {
+    if (to_judge_ > 0 && --to_judge_ == 0) judge(Clock::now());
+  }
+  // Whether to move now; if so, the caller does.
+  bool due(Clock::time_point now = Clock::now()) {
+    if (to_judge_ > 0 || now - moved_at_ < pause_) return false;
+    moved_at_ = now;
+    to_judge_ = calls_to_judge;
+    return true;
+  }
+
+ private:
+  static constexpr int calls_to_judge = 16;
+  // More than any of them takes on cores of their own, less than a turn of another program.
+  static constexpr auto slow = std::chrono::microseconds(200) * calls_to_judge;
+  // Moving takes some 30 us; if the scheduler insists, it shall not be on every call.
+  static constexpr std::chrono::nanoseconds shortest = std::chrono::milliseconds(1);
+  static constexpr std::chrono::nanoseconds longest = std::chrono::seconds(4);
+
+  void judge(Clock::time_point now) {
+    pause_ = now - moved_at_ < slow ? shortest : std::min(8 * pause_, longest);
+  }
+
+  std::chrono::nanoseconds pause_ = shortest;
+  Clock::time_point moved_at_{};
+  int to_judge_ = 0;
+};
+
+}  // namespace gradsync
