@@ -24,7 +24,7 @@ class Counting(nn.Module):
         self.register_buffer("count", torch.tensor(rank))
 
     def forward(self, x):
-        self.seen = (self.mine.item(), self.count.item())
+        self.seen = (self.mine[0].item(), self.count.item())
         return x * self.w
 
 
@@ -58,6 +58,36 @@ def test_buffers_are_rank_0s_before_forward(rank):
     dist.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(ignoring, ["mine"])
     assert steps(dist.DistributedDataParallel(ignoring)) == [rank] * 5
     assert ignoring.count.item() == 0
+
+
+@pytest.mark.ranks(2)
+def test_buffers_are_found_wherever_they_have_gone(rank):
+    """What they travel in is kept from forward to forward, and is made anew when they move."""
+    model = Counting(rank)
+    ddp = dist.DistributedDataParallel(model)
+
+    def are_synchronised():
+        model.mine.fill_(5 + rank)
+        ddp(torch.ones(1))
+        return model.mine.tolist() == [5.0] * model.mine.numel() and model.mine.dtype == wanted
+
+    wanted = torch.float32
+    assert are_synchronised()
+    assert are_synchronised()
+    model.mine = torch.zeros(1)  # another tensor
+    assert are_synchronised()
+    model.mine.data = torch.zeros(3)  # the same one, elsewhere
+    assert are_synchronised()
+    model.mine.resize_(2)  # smaller, at the same place
+    assert are_synchronised()
+    wanted = torch.float64
+    model.double()
+    assert are_synchronised()
+    model.register_buffer("large", torch.zeros(1 << 19))  # too much to keep a second time
+    for value in (rank, rank + 2):
+        model.large.fill_(value)
+        assert are_synchronised()
+        assert model.large.unique().tolist() == [value - rank]
 
 
 @pytest.mark.ranks(2)

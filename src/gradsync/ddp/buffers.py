@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -10,10 +10,15 @@ from typing import Any
 import torch
 
 from gradsync.ddp.agreement import WHILE_COPYING_BUFFERS, explaining
-from gradsync.ddp.init_sync import broadcast_tensors
+from gradsync.ddp.parcel import Parcel, broadcast_tensors, parcels
 from gradsync.group.group import ProcessGroup
 
 __all__ = ["BufferHook", "BufferHookLocation", "BufferSync"]
+
+
+# Buffers of up to so many bytes keep a place to travel in: making one anew took 0.6 ms in each
+# forward for 24 statistics of batch norm.
+_KEPT_BYTES = 1 << 20
 
 
 class BufferHookLocation(Enum):
@@ -43,6 +48,8 @@ class BufferSync:
         self._ignored = ignored
         self.hook: BufferHook | None = None
         self._pending: list[Any] = []
+        self._kept: list[Parcel] = []
+        self._kept_for: list[tuple[int, int]] = []
 
     def named(self) -> dict[str, torch.Tensor]:
         """Return the buffers that take part."""
@@ -66,14 +73,28 @@ class BufferSync:
         if not buffers:
             return
         if hook is None:
-            with torch.no_grad(), explaining(WHILE_COPYING_BUFFERS):
-                broadcast_tensors(list(buffers.values()), self.group, root)
+            if self.group.size() > 1:
+                with torch.no_grad(), explaining(WHILE_COPYING_BUFFERS):
+                    self._broadcast(list(buffers.values()), root)
             return
-        # By .data, as in broadcast_tensors: what backward has saved is not changed by this.
+        # By .data, as in Parcel: what backward has saved is not changed by this.
         with torch.no_grad():
             futures = hook.call(hook.state, {name: b.data for name, b in buffers.items()})
         if futures is not None:
             self._pending += futures if isinstance(futures, Iterable) else [futures]
+
+    def _broadcast(self, buffers: Sequence[torch.Tensor], root: int) -> None:
+        # No other tensor can be at the places of those that are kept.
+        places = [(buffer.data_ptr(), buffer.nbytes) for buffer in buffers]
+        if places != self._kept_for:
+            self._kept, self._kept_for = [], []
+            if sum(nbytes for _, nbytes in places) > _KEPT_BYTES:
+                broadcast_tensors(buffers, self.group, root)
+                return
+            self._kept = [Parcel(each) for each in parcels(buffers)]
+            self._kept_for = places
+        for parcel in self._kept:
+            parcel.broadcast(self.group, root)
 
     def wait(self) -> None:
         """Wait for what hooks have begun; called at the end of backward."""

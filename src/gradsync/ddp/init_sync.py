@@ -11,9 +11,7 @@ from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.objects import all_gather_object
 
-__all__ = ["broadcast_tensors", "verify_same"]
-
-_CHUNK_BYTES = 32 << 20
+__all__ = ["verify_same"]
 
 
 def verify_same(
@@ -63,44 +61,3 @@ def _first_difference(everyone: list[list[str]]) -> str:
             f"{rank}. Build the same model on every rank, and freeze the same parts of it."
         )
     return "the ranks do not hold the same parameters and buffers"
-
-
-def broadcast_tensors(tensors: Sequence[torch.Tensor], group: ProcessGroup, root: int = 0) -> None:
-    """Overwrite ``tensors`` with those of rank ``root``, many in one call."""
-    # By .data, autograd does not count it as a change. Batch norm saves its running statistics,
-    # though it needs none of them: a second forward before backward would be an error.
-    for chunk in _chunks([t.data for t in tensors if t.numel()]):
-        flat, parts = _byte_views(chunk)
-        if group.rank() == root:
-            torch._foreach_copy_(parts, chunk)
-        group.broadcast(flat, root)
-        if group.rank() != root:
-            torch._foreach_copy_(chunk, parts)
-
-
-def _chunks(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    chunks: list[list[torch.Tensor]] = []
-    filled, device = _CHUNK_BYTES, None
-    for tensor in tensors:
-        if filled >= _CHUNK_BYTES or tensor.device != device:
-            chunks.append([])
-            filled, device = 0, tensor.device
-        chunks[-1].append(tensor)
-        filled += tensor.numel() * tensor.element_size()
-    return chunks
-
-
-def _byte_views(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return flat bytes, and tensors on them in the likeness of ``tensors``."""
-    places, offset = [], 0
-    for tensor in tensors:
-        places.append(offset)
-        offset += -(-tensor.numel() * tensor.element_size() // 16) * 16  # aligned for every type
-    # The gaps must not hide that a rank has another number of elements: the length tells.
-    length = offset + sum(t.numel() * t.element_size() for t in tensors) % 16
-    flat = torch.zeros(length, dtype=torch.uint8, device=tensors[0].device)
-    parts = [
-        flat[at : at + t.numel() * t.element_size()].view(t.dtype).view(t.shape)
-        for at, t in zip(places, tensors, strict=True)
-    ]
-    return flat, parts

@@ -19,8 +19,9 @@ from gradsync.ddp.buffers import BufferHookLocation, BufferSync
 from gradsync.ddp.comm_hooks.hook import CommHook, HookEngine, check_hook
 from gradsync.ddp.compiling import outside_of_compiler
 from gradsync.ddp.in_backward import step_attached_optimizers
-from gradsync.ddp.init_sync import broadcast_tensors, verify_same
+from gradsync.ddp.init_sync import verify_same
 from gradsync.ddp.options import DDPOptions
+from gradsync.ddp.parcel import broadcast_tensors
 from gradsync.ddp.reducer import Reducer, ReducerOptions
 from gradsync.ddp.shards import LocalShard, is_cut_up, local_part
 from gradsync.ddp.tensors_in import tensors_in
