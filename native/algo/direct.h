@@ -25,16 +25,16 @@
 
 namespace gradsync {
 
-// From how many bytes between two ranks on it is worth a system call, which takes 0.7 us and 45 ns
-// for each page on top of the copy. Measured at 2 ranks on 2 cores, all_gather with pieces of 32
-// KiB: 6.3 us against 5.7 us with staging; of 64 KiB: 8.2 against 9.5; of 128 KiB: 12.5
-// against 17.5.
-inline constexpr std::size_t direct_bytes = 48 * 1024;
+// From how many bytes between two ranks on it is worth a system call. That takes 0.7 us and 45 ns
+// for each page on top of the copy on one machine, much less on another. Measured at 2 ranks on 2
+// cores, all_gather with pieces of 32 KiB: 6.3 us against 5.7 us with staging on the former, 5.3
+// against 7.4 on the latter, where 16 KiB took the same either way.
+inline constexpr std::size_t direct_bytes = 16 * 1024;
 // And up to how many it is faster: what comes from main memory the kernel copies at 2 to 4 GB/s,
-// where two copies through a cache, on two cores at once, the second past it, make 5 to 10. Not
-// with more ranks than cores: each round of staging has to wait until all of them have had their
-// turn.
-inline constexpr std::size_t direct_most_bytes = 1024 * 1024;
+// where two copies through a cache, on two cores at once, the second past it, make 5 to 10 (pieces
+// of 2 MiB took 310 us against 455, of 8 MiB as long either way). Not with more ranks than cores:
+// each round of staging has to wait until all of them have had their turn.
+inline constexpr std::size_t direct_most_bytes = 2 * 1024 * 1024;
 
 // How a call goes on after its first step.
 enum class Way : std::uint8_t {
