@@ -1,9 +1,11 @@
-// When a rank moves to another core, and how often, by what came of it.
+// When a rank moves to another core, and how often.
 //
-// A core that looks free to the ranks may be busy with something else, and a rank that shares it
-// with a program that computes waits for milliseconds in every call (4 ranks on 2 cores, one of
-// them busy: 2.5 ms instead of 17 us). Nobody tells beforehand, so the next calls decide: a move
-// after which they are slow is tried again only after a long while.
+// With a core for each rank, one that shares its core loses half of its time, whatever it does:
+// it moves as soon as that is seen. With more ranks than cores they share them anyhow, and moving
+// is only good for ranks that do nothing but call: a core with few ranks may be busy with something
+// else, and a rank that shares it with a program that computes waits for milliseconds in every call
+// (4 ranks on 2 cores, one of them busy: 2.5 ms instead of 17 us). Nobody tells beforehand, so the
+// next calls decide: a move after which they take long is tried again only after a long while.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +19,9 @@ class Relocation {
  public:
   using Clock = Deadline::Clock;
 
+  // With `crowded`, moves are judged.
+  explicit Relocation(bool crowded = false) : crowded_(crowded) {}
+
   // Of each call.
   void count() {
     if (to_judge_ > 0 && --to_judge_ == 0) judge(Clock::now());
@@ -25,7 +30,7 @@ class Relocation {
   bool due(Clock::time_point now = Clock::now()) {
     if (to_judge_ > 0 || now - moved_at_ < pause_) return false;
     moved_at_ = now;
-    to_judge_ = calls_to_judge;
+    to_judge_ = crowded_ ? calls_to_judge : 0;
     return true;
   }
 
@@ -41,6 +46,7 @@ class Relocation {
     pause_ = now - moved_at_ < slow ? shortest : std::min(8 * pause_, longest);
   }
 
+  bool crowded_;
   std::chrono::nanoseconds pause_ = shortest;
   Clock::time_point moved_at_{};
   int to_judge_ = 0;

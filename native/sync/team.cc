@@ -100,6 +100,7 @@ Status Team::enter(Deadline deadline) {
   for (int peer = 0; peer < size_; ++peer) joint.merge(slot(peer).identity.affinity);
   cores_ = usable_cores(joint, cgroup_cpus());
   patience_ = patience_for(size_, cores_);
+  relocation_ = Relocation(is_crowded());
   return status;
 }
 

@@ -35,7 +35,7 @@ TEST(a_rank_moves_rarely_where_moving_makes_calls_slow) {
   const auto calls = [](Relocation& relocation) {
     for (int call = 0; call < 100; ++call) relocation.count();
   };
-  Relocation good, bad;
+  Relocation good(true), bad(true), roomy(false);
   const auto began = Deadline::Clock::now();
   CHECK(good.due(began));
   CHECK(!good.due(began + milliseconds(100)));  // not judged yet
@@ -47,6 +47,9 @@ TEST(a_rank_moves_rarely_where_moving_makes_calls_slow) {
   CHECK(bad.due(began - milliseconds(50) + milliseconds(9)));
   calls(bad);
   CHECK(!bad.due(began + milliseconds(20)));
+  CHECK(roomy.due(began - milliseconds(50)));
+  calls(roomy);
+  CHECK(roomy.due(began - milliseconds(48)));
 }
 
 TEST(quota_is_the_least_on_the_way_up) {
