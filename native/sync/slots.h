@@ -103,6 +103,7 @@ struct Identity {
   CpuMask affinity;
   Beacon beacon;           // in the rank's own memory
   std::uint32_t core = 0;  // where it runs at the moment
+  double cpus = 0;         // granted by its control groups
 
   static Identity own();
 };

@@ -81,7 +81,8 @@ void Team::introduce(std::byte* memory, std::span<const Identity> ranks) {
 }
 
 Identity Identity::own() {
-  return {::getpid(), affinity_mask(), own_beacon(), static_cast<std::uint32_t>(::sched_getcpu())};
+  return {::getpid(), affinity_mask(), own_beacon(), static_cast<std::uint32_t>(::sched_getcpu()),
+          cgroup_cpus()};
 }
 
 Status Team::enter(Deadline deadline) {
@@ -95,10 +96,15 @@ Status Team::enter(Deadline deadline) {
   publish(1);  // releases the fields above
   const Status status = header_->introduced ? Status::success() : wait_for_all(1, deadline);
   if (!status.ok()) return status;
-  // The cores of all ranks together: ranks that are bound to one core each may spin.
+  // The cores of all ranks together: ranks that are bound to one core each may spin. The same on
+  // all of them, though they may be in different control groups: how calls are cut depends on it.
   CpuMask joint;
-  for (int peer = 0; peer < size_; ++peer) joint.merge(slot(peer).identity.affinity);
-  cores_ = usable_cores(joint, cgroup_cpus());
+  double quota = slot(rank_).identity.cpus;
+  for (int peer = 0; peer < size_; ++peer) {
+    joint.merge(slot(peer).identity.affinity);
+    quota = std::min(quota, slot(peer).identity.cpus);
+  }
+  cores_ = usable_cores(joint, quota);
   patience_ = patience_for(size_, cores_);
   relocation_ = Relocation(is_crowded());
   return status;
@@ -146,8 +152,11 @@ void Team::announce(Announcement call) {
 }
 
 Status Team::agree(Deadline deadline, const Meanwhile& meanwhile) {
+  const auto began =
+      relocation_.is_judged() ? Deadline::Clock::now() : Deadline::Clock::time_point{};
   const Status status = wait_for_all(progress_, deadline, meanwhile);
   if (!status.ok()) return status;
+  if (relocation_.is_judged()) relocation_.count(Deadline::Clock::now() - began);
   const Announcement mine = slot(rank_).announced_call(sequence_);
   Status verdict;
   int before_us = 0;  // on our core
@@ -155,7 +164,6 @@ Status Team::agree(Deadline deadline, const Meanwhile& meanwhile) {
     if (!slot(peer).announced_call(sequence_).same_call(mine)) verdict.ranks.push_back(peer);
     if (peer < rank_ && is_on_core_of(peer)) ++before_us;
   }
-  relocation_.count();
   if (before_us >= ranks_per_core() && relocation_.due()) find_core_with_room();
   if (!verdict.ranks.empty()) {
     verdict.code = Code::mismatch;

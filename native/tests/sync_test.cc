@@ -30,26 +30,33 @@ TEST(cores_come_from_the_mask_and_the_quota) {
   CHECK(affinity_mask().count() >= 1);
 }
 
-TEST(a_rank_moves_rarely_where_moving_makes_calls_slow) {
+TEST(a_rank_moves_rarely_where_calls_wait_long_after_it) {
   using std::chrono::milliseconds;
-  const auto calls = [](Relocation& relocation) {
-    for (int call = 0; call < 100; ++call) relocation.count();
-  };
-  Relocation good(true), bad(true), roomy(false);
   const auto began = Deadline::Clock::now();
-  CHECK(good.due(began));
-  CHECK(!good.due(began + milliseconds(100)));  // not judged yet
-  calls(good);
-  CHECK(good.due(began + milliseconds(2)));
-  CHECK(bad.due(began - milliseconds(50)));  // its calls take until now
-  calls(bad);
-  CHECK(!bad.due(began - milliseconds(50) + milliseconds(7)));
-  CHECK(bad.due(began - milliseconds(50) + milliseconds(9)));
-  calls(bad);
-  CHECK(!bad.due(began + milliseconds(20)));
-  CHECK(roomy.due(began - milliseconds(50)));
-  calls(roomy);
-  CHECK(roomy.due(began - milliseconds(48)));
+  const auto calls = [](Relocation& relocation, milliseconds waited) {
+    int count = 0;
+    for (; relocation.is_judged(); ++count) relocation.count(waited);
+    return count;
+  };
+  Relocation crowded(true);
+  CHECK(crowded.due(began));
+  CHECK(!crowded.due(began + milliseconds(100)));  // not judged yet
+  CHECK(calls(crowded, milliseconds(0)) > 1);
+  CHECK(!crowded.due(began));
+  CHECK(crowded.due(began + milliseconds(1)));
+  auto moved = began + milliseconds(1);
+  for (const int pause : {8, 64, 512, 4000, 4000}) {
+    calls(crowded, milliseconds(1));
+    CHECK(!crowded.due(moved + milliseconds(pause - 1)));
+    moved += milliseconds(pause);
+    CHECK(crowded.due(moved));
+  }
+  calls(crowded, milliseconds(0));
+  CHECK(crowded.due(moved + milliseconds(1)));
+  Relocation roomy(false);
+  CHECK(roomy.due(began));
+  CHECK(calls(roomy, milliseconds(1)) == 0);
+  CHECK(roomy.due(began + milliseconds(1)));
 }
 
 TEST(quota_is_the_least_on_the_way_up) {

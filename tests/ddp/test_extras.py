@@ -80,6 +80,10 @@ def test_buffers_are_found_wherever_they_have_gone(rank):
     assert are_synchronised()
     model.mine.resize_(2)  # smaller, at the same place
     assert are_synchronised()
+    base = torch.zeros(8)
+    for view in (base[::2], base[:4]):  # of one size, at one place
+        model.mine = view
+        assert are_synchronised()
     wanted = torch.float64
     model.double()
     assert are_synchronised()
@@ -88,6 +92,16 @@ def test_buffers_are_found_wherever_they_have_gone(rank):
         model.large.fill_(value)
         assert are_synchronised()
         assert model.large.unique().tolist() == [value - rank]
+
+
+@pytest.mark.ranks(2)
+def test_buffers_of_a_model_that_was_tried_before_it_trains(rank):
+    ddp = dist.DistributedDataParallel(Counting(rank))
+    for mode in (torch.inference_mode, torch.enable_grad, torch.inference_mode):
+        ddp.module.mine.fill_(5 + rank)
+        with mode():
+            ddp(torch.ones(1))
+        assert ddp.module.mine.tolist() == [5.0]
 
 
 @pytest.mark.ranks(2)

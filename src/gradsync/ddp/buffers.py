@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -37,6 +37,21 @@ class BufferHook:
     location: BufferHookLocation
 
 
+_Place: TypeAlias = tuple[Any, ...]
+
+
+def _place_of(tensor: torch.Tensor) -> _Place:
+    """Return which elements of which storage a tensor has."""
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _can_be_kept(buffers: Sequence[torch.Tensor]) -> bool:
+    """Return whether these are plain tensors, and the storages that would be kept are small."""
+    plain = all(type(buffer) is torch.Tensor for buffer in buffers)
+    return plain and sum(b.untyped_storage().nbytes() for b in buffers) <= _KEPT_BYTES
+
+
 class BufferSync:
     """Synchronises a module's buffers; looks them up each time, as modules may rebind them."""
 
@@ -49,7 +64,7 @@ class BufferSync:
         self.hook: BufferHook | None = None
         self._pending: list[Any] = []
         self._kept: list[Parcel] = []
-        self._kept_for: list[tuple[int, int]] = []
+        self._kept_for: list[_Place] = []
 
     def named(self) -> dict[str, torch.Tensor]:
         """Return the buffers that take part."""
@@ -84,14 +99,16 @@ class BufferSync:
             self._pending += futures if isinstance(futures, Iterable) else [futures]
 
     def _broadcast(self, buffers: Sequence[torch.Tensor], root: int) -> None:
-        # No other tensor can be at the places of those that are kept.
-        places = [(buffer.data_ptr(), buffer.nbytes) for buffer in buffers]
-        if places != self._kept_for:
+        if not _can_be_kept(buffers):
             self._kept, self._kept_for = [], []
-            if sum(nbytes for _, nbytes in places) > _KEPT_BYTES:
-                broadcast_tensors(buffers, self.group, root)
-                return
-            self._kept = [Parcel(each) for each in parcels(buffers)]
+            broadcast_tensors(buffers, self.group, root)
+            return
+        # The kept ones' storages are alive, so no other has the identity of one of them.
+        places = [_place_of(buffer) for buffer in buffers]
+        if places != self._kept_for:
+            # Tensors made in inference mode are of no use after it.
+            with torch.inference_mode(False):
+                self._kept = [Parcel(each) for each in parcels(buffers)]
             self._kept_for = places
         for parcel in self._kept:
             parcel.broadcast(self.group, root)

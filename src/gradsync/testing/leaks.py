@@ -6,10 +6,12 @@ import os
 import re
 import sys
 import threading
+import time
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["KINDS", "RESET", "Picture", "differences", "take"]
+__all__ = ["KINDS", "RESET", "Picture", "differences", "left_since", "take"]
 
 KINDS = (
     "process",
@@ -31,6 +33,11 @@ _NOT_OURS = {"PYTEST_CURRENT_TEST"}
 # Threads that a library starts once in a process and keeps: tqdm's comes with its first bar, which
 # torch.compile has, too, where tqdm is installed.
 _OF_LIBRARIES = {"tqdm_monitor"}
+
+
+# How long a thread may take to end that was told to: those that feed the queues of DataLoader's
+# workers are not waited for by anybody.
+_MOMENT_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,16 @@ def take() -> Picture:
         default_dtype=str(torch.get_default_dtype()) if torch else "",
         seed=torch.initial_seed() if torch else 0,
     )
+
+
+def left_since(before: Picture, pardoned: Container[str] = ()) -> dict[str, str]:
+    """Return what is left behind now; threads that are about to end get a moment for it."""
+    deadline = time.monotonic() + _MOMENT_S
+    while True:
+        found = differences(before, take())
+        if "thread" not in found or "thread" in pardoned or time.monotonic() > deadline:
+            return found
+        time.sleep(0.01)
 
 
 def differences(before: Picture, after: Picture) -> dict[str, str]:

@@ -126,10 +126,10 @@ class PytestInRank:
             return None  # its own test will say so
 
     def _report_leaks(self, item: pytest.Item, before: leaks.Picture, task: ItemTask) -> bool:
-        everything = leaks.differences(before, leaks.take())
         pardoned = set(task.context.may_leave)
         if any(fault.kind == "drop_connection" for fault in task.context.faults):
             pardoned.add("socket")  # the kit's own, which was opened again
+        everything = leaks.left_since(before, pardoned)
         left = {kind: what for kind, what in everything.items() if kind not in pardoned}
         if not left:
             return not leaks.RESET.issuperset(everything)
