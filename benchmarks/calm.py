@@ -1,21 +1,24 @@
-"""Rounds that count: those in which the machine was left to us.
+"""What counts: the part of a run in which the machine was left to us.
 
 On a shared host the hypervisor gives the cores to others now and then ("steal" in /proc/stat), for
 a few per cent of the time in one minute and for a third of it in another. Ranks that wait for each
 other then wait for whichever was interrupted, in every system. So rounds in which all systems have
-had their turn are counted or dropped as a whole, by how much time was stolen and by nothing else.
+had their turn are counted or dropped as a whole, by how much time was stolen from them, whoever's
+turn it was; how much was stolen from all is told, too. (Where a host grants credits for computing,
+a system that spins while it waits brings steal about, and that part of its price is hidden.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 CALM = 0.01
-"""The share of all cores' time that may be stolen from a calm round."""
+"""The share of all cores' time that may be stolen from a calm round. It is told in ticks of 10 ms:
+rounds should last half a second."""
 MOST = 3
 """For how many times as many rounds as are wanted calm ones are waited for."""
 
@@ -25,6 +28,15 @@ class Ticks(NamedTuple):
 
     stolen: int
     all: int
+
+
+class Counted(NamedTuple, Generic[T]):
+    """The calmest rounds, in their order, and how calm they and all others were."""
+
+    results: list[T]
+    stolen: float
+    stolen_from_all: float
+    rounds: int
 
 
 def ticks() -> Ticks:
@@ -39,16 +51,20 @@ def stolen_since(before: Ticks) -> float:
     return (now.stolen - before.stolen) / max(1, now.all - before.all)
 
 
-def calmest(run: Callable[[int], T], rounds: int) -> tuple[list[T], float]:
-    """Run rounds, given their number, until enough of them were calm or they are too many.
+def calmest(run: Callable[[int], T], wanted: int) -> Counted[T]:
+    """Run rounds until enough of them were calm, or they are too many; return the calmest.
 
-    Returns what the calmest had for a result, in their order, and the mean share stolen from them.
+    ``run`` gets the number of calm ones so far: if that decides in which order systems have their
+    turns, all orders count equally often.
     """
     seen: list[tuple[float, int, T]] = []
-    while len(seen) < MOST * rounds and sum(stolen <= CALM for stolen, *_ in seen) < rounds:
-        before, number = ticks(), len(seen)
-        result = run(number)
-        seen.append((stolen_since(before), number, result))
-    counted = sorted(seen, key=lambda each: each[:2])[:rounds]
+    calm, began = 0, ticks()
+    while calm < wanted and len(seen) < MOST * wanted:
+        before = ticks()
+        result = run(calm)
+        seen.append((stolen_since(before), len(seen), result))
+        calm += seen[-1][0] <= CALM
+    counted = sorted(seen, key=lambda each: each[:2])[:wanted]
     mean = sum(stolen for stolen, *_ in counted) / len(counted)
-    return [result for *_, result in sorted(counted, key=lambda each: each[1])], mean
+    results = [result for *_, result in sorted(counted, key=lambda each: each[1])]
+    return Counted(results, mean, stolen_since(began), len(seen))

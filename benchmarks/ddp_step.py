@@ -4,7 +4,7 @@ Two ranks with one thread each. Within one run, in alternating rounds, both rank
 model without any communication, under torch's DDP (Gloo, gradient_as_bucket_view) and under
 gradsync's. The tax is what a step takes more than alone in the same round; medians over rounds.
 Rounds from which the hypervisor took time are run again (calm.py; "stolen" is what it took from
-those that count).
+those that count, and from all).
 
 What every synchronous training costs, however it moves its gradients, is measured as well: stepping
 alone with a barrier in every step ("lockstep"), which makes each rank wait for the slower one.
@@ -35,7 +35,7 @@ import torch
 from torch import nn
 
 import gradsync
-from training import MODELS, Joined, Pair, gradient_mib, percent_over, take_turns
+from training import MODELS, Joined, Pair, calm_text, gradient_mib, percent_over, take_turns
 
 PAIRS = {"torch": ("alone", "torch"), "gradsync": ("alone_kept", "lockstep", "gradsync")}
 """Variants, by what their processes have loaded and joined."""
@@ -87,8 +87,8 @@ def measure(names: list[str], rounds: int, memory: bool) -> dict[str, dict[str, 
     figures = {}
     with Pair(PAIRS["torch"], join_torch) as theirs, Pair(PAIRS["gradsync"], join_gradsync) as ours:
         for name in names:
-            times, stolen = take_turns([theirs, ours], name, rounds)
-            row = {"mib": gradient_mib(name), "stolen": 100 * stolen}
+            times, calm = take_turns([theirs, ours], name, rounds)
+            row = {"mib": gradient_mib(name), **calm}
             for variant, seen in times.items():
                 row[f"{variant}_ms"] = 1e3 * statistics.median(seen)
             for tax, (variant, base) in TAXES.items():
@@ -132,7 +132,7 @@ def table(figures: dict[str, dict[str, float]]) -> str:
             f"{row['alone_kept_ms']:.2f}",
             f"{row['net_tax']:.1f} %",
             f"{row['lockstep_tax']:.1f} %",
-            f"{row['stolen']:.1f} %",
+            calm_text(row),
         ]
         for kind in ("allocated_mib", "resident_mib"):
             for variant in ("torch", "gradsync"):

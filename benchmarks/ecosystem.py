@@ -4,7 +4,8 @@ Two ranks with one thread each and the models of training.py. In alternating rou
 ranks step the same model without DDP, under torch's DDP on Gloo and on gradsync, and under DDP with
 a hook that sends nothing: what DDP itself costs, and so the best that any backend can do. The tax
 is what a step takes more than alone in the same round; medians over rounds. Rounds from which the
-hypervisor took time are run again (calm.py; "stolen" is what it took from those that count).
+hypervisor took time are run again (calm.py; "stolen" is what it took from those that count, and
+from all).
 
 Gloo and stepping alone run in processes without gradsync, as their users run them: one in which
 gradsync works keeps the memory it frees (GRADSYNC_KEEP_FREED_MEMORY). How much of the gain that is,
@@ -28,7 +29,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training import MODELS, Joined, Pair, gradient_mib, percent_over, take_turns
+from training import MODELS, Joined, Pair, calm_text, gradient_mib, percent_over, take_turns
 
 VARIANTS = ("alone", "gloo", "kept", "gradsync", "silent")
 
@@ -61,8 +62,8 @@ def measure(names: list[str], rounds: int) -> dict[str, dict[str, float]]:
         Pair(VARIANTS[2:], partial(join, "gradsync")) as ours,
     ):
         for name in names:
-            times, stolen = take_turns([gloo, ours], name, rounds)
-            row = {"mib": gradient_mib(name), "stolen": 100 * stolen}
+            times, calm = take_turns([gloo, ours], name, rounds)
+            row = {"mib": gradient_mib(name), **calm}
             for variant in VARIANTS:
                 row[f"{variant}_ms"] = 1e3 * statistics.median(times[variant])
                 taxes = percent_over(times[variant], times["alone"])
@@ -83,7 +84,7 @@ def table(figures: dict[str, dict[str, float]]) -> str:
         line += "".join(f"{row[v + '_tax']:13.0f}%" for v in VARIANTS[1:])
         line += f"   {row['gradsync_speedup']:.2f}x"
         line += f" ({row['gradsync_low']:.2f} to {row['gradsync_high']:.2f})"
-        line += f", at best {row['silent_speedup']:.2f}x; stolen {row['stolen']:.1f} %"
+        line += f", at best {row['silent_speedup']:.2f}x; stolen {calm_text(row)}"
         lines.append(line)
     return "\n".join(lines)
 

@@ -217,8 +217,8 @@ def _watch_memory(step: Step, count: int, barrier: Step) -> tuple[float, float]:
 
 def take_turns(
     pairs: Sequence[Pair], name: str, rounds: int
-) -> tuple[dict[str, list[float]], float]:
-    """Return the seconds of a step of each variant in each round, and the share stolen in them."""
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return the seconds of a step of each variant in each round, and how calm those were."""
     turns = [(pair, variant) for pair in pairs for variant in pair.variants]
 
     def run(number: int) -> dict[str, float]:
@@ -226,8 +226,15 @@ def take_turns(
         return {v: pair.seconds(name, v, MODELS[name][2]) for pair, v in order}
 
     run(0)  # warms up, and DDP plans its buckets in it
-    counted, stolen = calmest(run, rounds)
-    return {variant: [each[variant] for each in counted] for _, variant in turns}, stolen
+    counted = calmest(run, rounds)
+    calm = {"stolen": 100 * counted.stolen, "stolen_from_all": 100 * counted.stolen_from_all}
+    calm["rounds_run"] = counted.rounds
+    return {variant: [each[variant] for each in counted.results] for _, variant in turns}, calm
+
+
+def calm_text(row: dict[str, float]) -> str:
+    """Return what was stolen from the rounds that count, and from all that were run."""
+    return f"{row['stolen']:.1f}/{row['stolen_from_all']:.1f} %"
 
 
 def percent_over(times: Sequence[float], base: Sequence[float]) -> list[float]:

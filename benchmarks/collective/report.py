@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,10 @@ def show(rows: list[dict[str, Any]], costs: dict[str, Any]) -> None:
                 ratio_text(row.get("over_gloo")),
             )
         console.print(table)
+    if rows:
+        most = max(row["stolen"] for row in rows)
+        typical = statistics.median(row["stolen"] for row in rows)
+        console.print(f"stolen by the hypervisor: {typical:.1f} %, at most {most:.1f} % of a row")
     if costs:
         table = Table(title="around the calls, medians")
         for name in ("what", "gradsync", "gloo", "Gloo ÷ ours"):
