@@ -95,7 +95,9 @@ struct Exchange {
   Cut cut_of(std::size_t count) const { return {count * element, most}; }
 
   // Pieces this large are read from where they are, if that is possible.
-  bool is_large(std::size_t count) const { return count * element > std::min(direct_bytes, most); }
+  bool is_large(std::size_t count) const {
+    return count * element > std::min(direct_bytes(team), most);
+  }
 
   // Large pieces are not staged by who has offered them.
   void stage(std::size_t round, bool large_too) const {

@@ -28,8 +28,12 @@ namespace gradsync {
 // From how many bytes between two ranks on it is worth a system call. That takes 0.7 us and 45 ns
 // for each page on top of the copy on one machine, much less on another. Measured at 2 ranks on 2
 // cores, all_gather with pieces of 32 KiB: 6.3 us against 5.7 us with staging on the former, 5.3
-// against 7.4 on the latter, where 16 KiB took the same either way.
-inline constexpr std::size_t direct_bytes = 16 * 1024;
+// against 7.4 on the latter, where 16 KiB took the same either way. With more ranks than cores the
+// second step costs more: at 4 ranks on the latter, pieces of 16 KiB took 24 us against 15, of 40
+// KiB 37 against 27.
+inline std::size_t direct_bytes(const Team& team) {
+  return (team.is_crowded() ? 48 : 16) * std::size_t{1024};
+}
 // And up to how many it is faster: what comes from main memory the kernel copies at 2 to 4 GB/s,
 // where two copies through a cache, on two cores at once, the second past it, make 5 to 10 (pieces
 // of 2 MiB took 310 us against 455, of 8 MiB as long either way). Not with more ranks than cores:
@@ -52,7 +56,7 @@ class Direct {
         staging_(staging),
         rounds_(rounds),
         bytes_(bytes),
-        header_(bytes >= direct_bytes ? header_bytes(places) : 0) {}
+        header_(bytes >= direct_bytes(team) ? header_bytes(places) : 0) {}
 
   static std::size_t header_bytes(std::size_t places) {
     return round_up((1 + places) * sizeof(std::uint64_t), cache_line);
@@ -63,7 +67,7 @@ class Direct {
 
   // Whether to let the others read private memory.
   static bool worthwhile(Team& team, std::size_t bytes, std::size_t most = direct_most_bytes) {
-    return bytes >= direct_bytes && (bytes <= most || team.is_crowded()) && team.is_open();
+    return bytes >= direct_bytes(team) && (bytes <= most || team.is_crowded()) && team.is_open();
   }
 
   // Announces the call together with this rank's places (none: nobody reads from it), of which
