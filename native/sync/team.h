@@ -187,8 +187,7 @@ class Team {
   // How many share a core when they are spread evenly.
   int ranks_per_core() const { return (size_ + cores_ - 1) / cores_; }
   // Schedulers are slow to part ranks that were woken on one core although there are others: two
-  // that wait for each other there take hundreds of microseconds for what takes one on two cores,
-  // and 4 ranks on 2 cores 1.6 times as long when three of them share one.
+  // that wait for each other there take hundreds of microseconds for what takes one on two cores.
   void find_core_with_room();
   // When the peer was last seen to have made a step.
   Deadline::Clock::time_point last_move(int peer);
