@@ -11,6 +11,7 @@ a system that spins while it waits brings steal about, and that part of its pric
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -30,7 +31,8 @@ class Ticks(NamedTuple):
     all: int
 
 
-class Counted(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Counted(Generic[T]):
     """The calmest rounds, in their order, and how calm they and all others were."""
 
     results: list[T]
@@ -55,7 +57,7 @@ def calmest(run: Callable[[int], T], wanted: int) -> Counted[T]:
     """Run rounds until enough of them were calm, or they are too many; return the calmest.
 
     ``run`` gets the number of calm ones so far: if that decides in which order systems have their
-    turns, all orders count equally often.
+    turns, all orders count equally often, provided that enough rounds were calm.
     """
     seen: list[tuple[float, int, T]] = []
     calm, began = 0, ticks()

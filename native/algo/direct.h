@@ -25,19 +25,19 @@
 
 namespace gradsync {
 
-// From how many bytes between two ranks on it is worth a system call. That takes 0.7 us and 45 ns
-// for each page on top of the copy on one machine, much less on another. Measured at 2 ranks on 2
-// cores, all_gather with pieces of 32 KiB: 6.3 us against 5.7 us with staging on the former, 5.3
-// against 7.4 on the latter, where 16 KiB took the same either way. With more ranks than cores the
-// second step costs more: at 4 ranks on the latter, pieces of 16 KiB took 24 us against 15, of 40
-// KiB 37 against 27.
+// From how many bytes between two ranks on it is worth a system call (0.7 us, and 45 ns for each
+// page on top of the copy, where that was measured). At 2 ranks on 2 cores, all_gather with pieces
+// of 32 KiB: 6.3 us against 5.7 us with staging on one machine, 5.3 against 7.4 on another, where
+// 16 KiB took the same either way. With more ranks than cores the second step costs more: at 4
+// ranks on the latter, pieces of 16 KiB took 24 us against 15, of 40 KiB 37 against 27.
 inline std::size_t direct_bytes(const Team& team) {
   return (team.is_crowded() ? 48 : 16) * std::size_t{1024};
 }
 // And up to how many it is faster: what comes from main memory the kernel copies at 2 to 4 GB/s,
-// where two copies through a cache, on two cores at once, the second past it, make 5 to 10 (pieces
-// of 2 MiB took 310 us against 455, of 8 MiB as long either way). Not with more ranks than cores:
-// each round of staging has to wait until all of them have had their turn.
+// where two copies through a cache, on two cores at once, the second past it, make 5 to 10. That
+// was on one machine; on another all_gather with pieces of 2 MiB took 310 us against 455, of 4 MiB
+// 740 against 830, and larger ones were not tried. Not with more ranks than cores: each round of
+// staging has to wait until all of them have had their turn.
 inline constexpr std::size_t direct_most_bytes = 2 * 1024 * 1024;
 
 // How a call goes on after its first step.
