@@ -138,6 +138,8 @@ def test_old_world_does_not_use_the_store_of_a_new_one(rank, address, group):
     group.barrier()
     if second is not None:
         assert not root_store(second).check([slot(0, 1) + "/left"])
+    group.barrier()  # whoever closes says that it has left
+    if second is not None:
         second.close()
 
 
