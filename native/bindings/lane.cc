@@ -22,8 +22,8 @@ class Lane {
  public:
   // A lane that is closed.
   Lane() = default;
-  // `adopt` is called with tensors that are reduced again and again, and returns whether that was
-  // the moment for it.
+  // `adopt` is called with tensors that are reduced again and again, and whether they have to fill
+  // their storage; it returns whether that was the moment for it.
   Lane(nb::object session, double timeout_s, nb::list before, nb::list after, nb::object adopt,
        TensorReader reader)
       : kept_(std::move(session)),
@@ -43,8 +43,10 @@ class Lane {
     PlainTensor plain;
     Reduce reduce{};
     if (!open() || !reader_.read(tensor, plain) || !read_reduce(op, reduce)) return false;
-    if (familiar_.is_due(plain.data, plain.bytes()) && !nb::cast<bool>(adopt_(tensor))) {
-      familiar_.forget(plain.data);
+    const Familiar::Due due = familiar_.is_due(plain.data, plain.bytes());
+    if (due != Familiar::Due::no) {
+      const bool only_whole = due == Familiar::Due::if_it_fills_its_memory;
+      if (!nb::cast<bool>(adopt_(tensor, only_whole))) familiar_.forget(plain.data);
     }
     return carry_out(plain.bytes(), [&](Deadline deadline) {
       return session_->all_reduce(plain.data, plain.count, plain.dtype, reduce, deadline);

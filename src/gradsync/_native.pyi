@@ -251,7 +251,7 @@ class Lane:
         timeout_s: float,
         before: list[Any],
         after: list[Any],
-        adopt: Callable[[Any], bool],
+        adopt: Callable[[Any, bool], bool],
         tensor_type: type,
         exchange_table: object,
     ) -> None: ...

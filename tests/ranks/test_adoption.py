@@ -153,6 +153,19 @@ def test_a_buffer_for_tensors_of_many_sizes_can_still_grow() -> None:
 
 
 @TWO
+def test_a_tensor_where_one_of_another_size_was() -> None:
+    tensor = torch.zeros(COUNT)
+    part = tensor[: COUNT // 2]  # lies where one would that was freed before
+    dist.all_reduce(part)
+    _reduce_often(tensor)
+    assert _is_adopted(tensor)
+    buffer = torch.zeros(2 * COUNT)
+    dist.all_reduce(buffer)
+    _reduce_often(buffer[:COUNT])
+    assert not _is_adopted(buffer)
+
+
+@TWO
 def test_forked_child_neither_writes_to_its_parent_nor_sees_it_write() -> None:
     tensor = torch.zeros(COUNT)
     _reduce_often(tensor)

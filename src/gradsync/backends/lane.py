@@ -20,12 +20,13 @@ def open_lane(
     backend: Backend,
     timeout_s: float,
     hooks: tuple[list[Any], list[Any]],
-    adopt: Callable[[Any], bool],
+    adopt: Callable[[Any, bool], bool],
     tensor_type: type,
 ) -> Lane:
     """Return a lane for tensors of exactly ``tensor_type``, closed while there are hooks.
 
-    ``adopt`` gets tensors that are reduced again and again, and returns False to get them later.
+    ``adopt`` gets tensors that are reduced again and again, and whether they have to fill their
+    storage; it returns False to get them later.
 
     Without native sessions below, or with a torch that does not say through DLPack's table of C
     functions what a tensor is made of, it stays closed.

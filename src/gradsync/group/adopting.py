@@ -15,15 +15,19 @@ from gradsync.config import read
 __all__ = ["adopt", "leave_private"]
 
 
-def adopt(backend: Backend, tensor: torch.Tensor) -> bool:
+def adopt(backend: Backend, tensor: torch.Tensor, only_whole: bool) -> bool:
     """Let the ranks reach a tensor where it is; return False when it is to be tried again.
 
+    With ``only_whole`` nothing is done unless the tensor fills its storage: one that does not may
+    be a buffer for tensors of several sizes.
     From then on its storage owns the adoption, which ends with it, and that owns what the storage
     owned before. Like any storage in shared memory it cannot be resized.
     """
     make, is_busy = (getattr(backend, name, None) for name in ("adopt", "has_calls_in_flight"))
     storage = tensor.untyped_storage()
     if make is None or is_busy is None or not _may_be_adopted(tensor, storage):
+        return True
+    if only_whole and tensor.nbytes != storage.nbytes():
         return True
     if is_busy():
         return False  # with this very tensor, perhaps
@@ -33,7 +37,7 @@ def adopt(backend: Backend, tensor: torch.Tensor) -> bool:
     return True
 
 
-def leave_private(_: torch.Tensor) -> bool:
+def leave_private(_tensor: torch.Tensor, _only_whole: bool) -> bool:
     """Do nothing, in the place of ``adopt``."""
     return True
 
