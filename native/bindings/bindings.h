@@ -9,9 +9,11 @@ namespace gradsync {
 
 // Sets the hooks of common/interrupt.h as well.
 void bind_gil(nanobind::module_& module);
+void bind_environment(nanobind::module_& module);
 void bind_status(nanobind::module_& module);
 void bind_session(nanobind::module_& module);
 void bind_founding(nanobind::module_& module);
+void bind_answering(nanobind::module_& module);
 void bind_lane(nanobind::module_& module);
 void bind_store(nanobind::module_& module);
 

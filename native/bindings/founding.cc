@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "bindings/session.h"
+#include "session/reception.h"
 
 namespace nb = nanobind;
 
@@ -29,9 +30,6 @@ std::string text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size(
 class FounderHandle {
  public:
   FounderHandle() { raise_if_failed(Founder::open(founder_)); }
-  FounderHandle(const std::string& name, const nb::bytes& secret) {
-    raise_if_failed(Founder::open(name, secret_of(secret), founder_));
-  }
 
   std::string name() const { return founder_.lobby().name(); }
   nb::bytes secret() const {
@@ -52,26 +50,14 @@ class FounderHandle {
     return status.ranks;
   }
 
-  void check_guests() const { raise_if_failed(founder_.check_guests()); }
-
-  // By rank, what those that came had to say.
-  nb::dict words() const {
-    nb::dict all;
-    for (const Guest& guest : founder_.guests()) {
-      all[nb::int_(guest.index)] = nb::bytes(guest.words.data(), guest.words.size());
-    }
-    return all;
-  }
-
   void turn_away(const std::string& why, const std::vector<int>& ranks, bool lost) {
     const Unlocked unlocked;
     founder_.turn_away(Status::error(lost ? Code::peer_lost : Code::timeout, why, ranks));
   }
 
-  std::unique_ptr<Session> found(double timeout_s, const Session* world, const nb::bytes& words) {
+  std::unique_ptr<Session> found(double timeout_s, const Session* world) {
     std::unique_ptr<Session> session;
-    const std::string text = text_of(words);
-    run_released([&] { return founder_.found(world, text, Deadline::after(timeout_s), session); });
+    run_released([&] { return founder_.found(world, "", Deadline::after(timeout_s), session); });
     return session;
   }
 
@@ -81,7 +67,11 @@ class FounderHandle {
 
 class Link {
  public:
-  explicit Link(const std::string& name) { raise_if_failed(reach_lobby(name, socket_)); }
+  // `moment_s`: how long to try before there is taken to be none.
+  Link(const std::string& name, double moment_s) {
+    const auto moment = std::chrono::microseconds(static_cast<std::int64_t>(moment_s * 1e6));
+    run_released([&] { return reach_lobby(name, socket_, moment); });
+  }
 
   std::unique_ptr<Session> join(const nb::bytes& secret, int rank, int ranks, double timeout_s,
                                 const Session* world, const nb::bytes& words) {
@@ -102,29 +92,45 @@ class Link {
   std::string words_;
 };
 
+// Everybody's words and the session; no session when the ranks are to meet at the store.
+nb::tuple receive_all(store::Server& server, const std::string& door, const nb::bytes& secret,
+                      std::size_t staging_bytes, const nb::bytes& words,
+                      std::vector<std::string> keys, double patience_s, double timeout_s) {
+  const Reception reception{door, secret_of(secret), staging_bytes, text_of(words),
+                            std::move(keys)};
+  std::vector<std::string> all;
+  std::unique_ptr<Session> session;
+  run_released([&] {
+    return receive(reception, server, Deadline::after(patience_s), Deadline::after(timeout_s), all,
+                   session);
+  });
+  nb::list said;
+  for (const std::string& each : all) said.append(nb::bytes(each.data(), each.size()));
+  return nb::make_tuple(said, std::move(session));
+}
+
 }  // namespace
 
 void bind_founding(nb::module_& module) {
   const nb::bytes nothing("", 0);
   nb::class_<FounderHandle>(module, "Founder")
       .def(nb::init<>())
-      .def(nb::init<const std::string&, const nb::bytes&>(), nb::arg("name"), nb::arg("secret"))
       .def_prop_ro("name", &FounderHandle::name)
       .def_prop_ro("secret", &FounderHandle::secret)
       .def("prepare", &FounderHandle::prepare, nb::arg("ranks"), nb::arg("staging_bytes"),
            nb::arg("world") = nb::none())
       .def("gather", &FounderHandle::gather, nb::arg("pids"), nb::arg("timeout_s"))
-      .def("check_guests", &FounderHandle::check_guests)
-      .def_prop_ro("words", &FounderHandle::words)
       .def("turn_away", &FounderHandle::turn_away, nb::arg("why"), nb::arg("ranks"),
            nb::arg("lost"))
-      .def("found", &FounderHandle::found, nb::arg("timeout_s"), nb::arg("world") = nb::none(),
-           nb::arg("words") = nothing);
+      .def("found", &FounderHandle::found, nb::arg("timeout_s"), nb::arg("world") = nb::none());
   nb::class_<Link>(module, "Link")
-      .def(nb::init<const std::string&>(), nb::arg("name"))
+      .def(nb::init<const std::string&, double>(), nb::arg("name"), nb::arg("moment_s") = 0)
       .def("join", &Link::join, nb::arg("secret"), nb::arg("rank"), nb::arg("ranks"),
            nb::arg("timeout_s"), nb::arg("world") = nb::none(), nb::arg("words") = nothing)
       .def_prop_ro("words", &Link::words);
+  module.def("receive", &receive_all, nb::arg("server"), nb::arg("door"), nb::arg("secret"),
+             nb::arg("staging_bytes"), nb::arg("words"), nb::arg("keys"), nb::arg("patience_s"),
+             nb::arg("timeout_s"));
 }
 
 }  // namespace gradsync

@@ -65,14 +65,7 @@ void bind_questions(nb::class_<Session>& session) {
             return self.ask(ranks, Deadline::after(timeout_s));
           },
           nb::arg("ranks"), nb::arg("timeout_s"))
-      .def("ask_through", &Session::ask_through, nb::arg("world"), nb::arg("places"))
-      .def("next_question",
-           [](Session& self) {
-             const Unlocked unlocked;
-             return self.next_question();
-           })
-      .def("answer", &Session::answer, nb::arg("question"), nb::arg("text"))
-      .def("stop_answering", &Session::stop_answering);
+      .def("ask_through", &Session::ask_through, nb::arg("world"), nb::arg("places"));
 }
 
 nb::object call_barrier(Session& self, double timeout_s, bool asynchronous) {

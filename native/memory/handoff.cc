@@ -254,12 +254,15 @@ bool has_hung_up(const Fd& socket) {
   return ::poll(&entry, 1, 0) != 0;
 }
 
-Status reach_lobby(const std::string& name, Fd& out) {
+Status reach_lobby(const std::string& name, Fd& out, std::chrono::microseconds moment) {
   Fd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return Status::from_errno("opening a Unix socket");
   sockaddr_un address;
   const socklen_t length = abstract_address(name, address);
-  if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
+  const auto connects = [&] {
+    return ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length) == 0;
+  };
+  if (!try_for_a_moment(connects, moment)) {
     return Status::error(Code::connection, "no way to " + name + ": " + std::strerror(errno));
   }
   const Status status = require_same_user(socket);

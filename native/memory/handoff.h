@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -61,8 +62,9 @@ class Lobby {
   int owner_ = 0;          // the process that opened it
 };
 
-// Connects to a lobby; fails at once when no such lobby can be reached from here.
-Status reach_lobby(const std::string& name, Fd& out);
+// Connects to a lobby; fails when no such lobby can be reached from here, after trying for a moment
+// (see common/moment.h).
+Status reach_lobby(const std::string& name, Fd& out, std::chrono::microseconds moment = {});
 
 // Whether the process at the other end has hung up.
 bool has_hung_up(const Fd& socket);

@@ -64,13 +64,18 @@ Status reason_of(Welcome& welcome) {
                        {welcome.about.begin(), welcome.about.begin() + count});
 }
 
-// A guest's words begin with its identity.
-std::string with_identity(const std::string& words) {
-  const Identity own = Identity::own();
+// What a guest's words begin with.
+struct About {
+  Identity identity;
+  std::int32_t ranks = 0;  // of the group that it expects
+};
+
+std::string with_about(int ranks, const std::string& words) {
+  const About own{Identity::own(), ranks};
   return std::string(reinterpret_cast<const char*>(&own), sizeof(own)) + words;
 }
 
-bool take_identity(std::string& words, Identity& out) {
+bool take_about(std::string& words, About& out) {
   if (words.size() < sizeof(out)) return false;
   std::memcpy(&out, words.data(), sizeof(out));
   words.erase(0, sizeof(out));
@@ -122,8 +127,14 @@ Status Founder::gather(const std::vector<int>& pids, Deadline deadline) {
   identities_.resize(static_cast<std::size_t>(ranks_));
   for (std::size_t i = before; i < guests_.size(); ++i) {
     Guest& guest = guests_[i];
-    if (take_identity(guest.words, identities_[static_cast<std::size_t>(guest.index)])) continue;
-    status = Status::error(Code::invalid, "a guest of another version", {guest.index});
+    About about;
+    if (!take_about(guest.words, about)) {
+      status = Status::error(Code::invalid, "a guest of another version", {guest.index});
+    } else if (lobby_.is_known() && about.ranks != ranks_) {
+      // Any other lobby tells its guests how many they are, and each finds out for itself.
+      status = Status::error(Code::invalid, "a guest of another world", {guest.index});
+    }
+    identities_[static_cast<std::size_t>(guest.index)] = about.identity;
   }
   if (status.ok()) leave_guests_cores();
   // Guests who know the lobby's name come again, or look elsewhere, when it is gone.
@@ -201,7 +212,7 @@ Status Founder::found(const Session* world, const std::string& words, Deadline d
 
 Status join_founder(Fd socket, const Secret& secret, int rank, int ranks, const Session* world,
                     Deadline deadline, std::string& words, std::unique_ptr<Session>& out) {
-  Status status = introduce(socket, rank, secret, with_identity(words));
+  Status status = introduce(socket, rank, secret, with_about(ranks, words));
   if (!status.ok()) return status;
   Fd host_process;
   status = peer_pidfd(socket, host_process);

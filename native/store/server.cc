@@ -62,6 +62,8 @@ Status Server::listen(const Entries& entries) { return loop_->open(entries); }
 const Id& Server::instance() const { return loop_->instance(); }
 
 Status Server::run() {
+  const std::lock_guard<std::mutex> lock(starting_);
+  if (thread_ != nullptr) return Status::success();
   // The thread must not take signals that are meant for the program.
   sigset_t all;
   sigset_t before;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -36,7 +37,7 @@ class Server {
   // keys that are there before anybody comes; answers them.
   static Status reserve(const ServerOptions& options, std::unique_ptr<Server>& server);
   Status listen(const Entries& entries);
-  Status run();
+  Status run();  // from any thread; does nothing when it was done before
   // Differs for every server ever started.
   const Id& instance() const;
   ~Server();  // stops: connections and the port are closed when it returns
@@ -48,7 +49,8 @@ class Server {
   Server() = default;
 
   std::unique_ptr<ServerLoop> loop_;
-  std::unique_ptr<std::thread> thread_;
+  std::mutex starting_;
+  std::unique_ptr<std::thread> thread_;  // under the lock until it was started
   std::uint16_t port_ = 0;
   std::uint64_t generation_ = 0;
 };

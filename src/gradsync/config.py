@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from gradsync import _native
 from gradsync.errors import UsageError
 
 __all__ = ["VARIABLES", "Variable", "environment", "read", "read_seconds", "reject_unknown"]
@@ -65,10 +66,33 @@ VARIABLES = (
     ),
 )
 
+_DEFAULTS = {variable.name: variable.default for variable in VARIABLES}
+
+
+class _Environment(Mapping[str, str]):
+    """What ``os.environ`` shows, read where that writes it: a look takes a tenth of the time."""
+
+    get = staticmethod(_native.variable)  # type: ignore[assignment]  # no function around it
+
+    def __getitem__(self, name: str) -> str:
+        value = _native.variable(name)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(os.environ)
+
+    def __len__(self) -> int:
+        return len(os.environ)
+
+
+_environment = _Environment()
+
 
 def environment() -> Mapping[str, str]:
     """Return the process environment, the one door through which it is read."""
-    return os.environ
+    return _environment
 
 
 def read(name: str) -> str:
@@ -77,10 +101,7 @@ def read(name: str) -> str:
     >>> read("GRADSYNC_STORE")
     ''
     """
-    for variable in VARIABLES:
-        if variable.name == name:
-            return os.environ.get(name, variable.default)
-    raise KeyError(name)
+    return _native.variable(name, _DEFAULTS[name])
 
 
 def read_seconds(name: str) -> float:
@@ -101,12 +122,9 @@ def read_seconds(name: str) -> float:
 
 def reject_unknown() -> None:
     """Raise ``UsageError`` when the environment has a ``GRADSYNC_*`` name that does not exist."""
-    known = {variable.name for variable in VARIABLES}
-    # As bytes: making text of every name would take longer than all the rest.
-    ours = [name.decode() for name in os.environb if name.startswith(b"GRADSYNC_")]
-    unknown = sorted(name for name in ours if name not in known)
+    unknown = sorted(set(_native.variables_of("GRADSYNC_")).difference(_DEFAULTS))
     if unknown:
         raise UsageError(
             f"unknown environment variable {', '.join(unknown)}; gradsync knows "
-            f"{', '.join(sorted(known))}. Correct the name or unset it."
+            f"{', '.join(sorted(_DEFAULTS))}. Correct the name or unset it."
         )

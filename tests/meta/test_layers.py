@@ -12,9 +12,9 @@ BASE = {"errors", "config", "base"}
 
 MAY_IMPORT = {
     "errors": set(),
-    "config": {"errors"},
-    "base": {"errors", "config"},
     "_native": set(),
+    "config": {"errors", "_native"},
+    "base": {"errors", "config"},
     "stores": BASE | {"_native"},
     "rendezvous": BASE | {"stores"},
     "backends": BASE | {"stores", "_native"},
@@ -114,7 +114,7 @@ NATIVE_MAY_INCLUDE = {
     "reduce": {"common"},
     "algo": {"common", "memory", "sync", "reduce"},
     "p2p": {"common", "memory", "sync", "reduce"},
-    "session": {"common", "memory", "sync", "reduce", "algo", "p2p"},
+    "session": {"common", "memory", "sync", "reduce", "algo", "p2p", "store"},
     "store": {"common"},
     "bindings": {"common", "reduce", "p2p", "session", "store"},
     "tests": {"common", "memory", "sync", "reduce", "algo", "p2p", "session", "store"},

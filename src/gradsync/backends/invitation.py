@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from gradsync import _native
 from gradsync.backends.translate import forming_error
+from gradsync.stores.unix import UnixStore
 
 __all__ = ["STAGING_BYTES", "Invitation", "card_of", "reach"]
 
@@ -24,11 +25,12 @@ class Invitation:
     def __init__(self) -> None:
         self.session: _native.Session | None = None
         """What this rank got at the door."""
+        self.server: _native.StoreServer | None = None
+        """What rank 0 has yet to run."""
         self.founder: _native.Founder | None = None
         self.shown = ""
         """The card that rank 0 showed."""
         self._size = 0
-        self._door: _native.Founder | None = None
         self._link: _native.Link | None = None
 
     # -- at a store -------------------------------------------------------------------------------
@@ -54,49 +56,32 @@ class Invitation:
 
     # -- at the door ------------------------------------------------------------------------------
 
-    def open(self, name: str, secret: bytes, world_size: int) -> bool:
-        """Open the door of rank 0, and make the memory; False when somebody holds that name."""
+    def receive(
+        self,
+        store: UnixStore,
+        name: str,
+        secret: bytes,
+        words: bytes,
+        keys: list[str],
+        patience_s: float,
+        limit_s: float,
+    ) -> list[bytes]:
+        """Let everybody in who comes to rank 0's door; return what each said, or nothing."""
         try:
-            self._door = _native.Founder(name, secret)
-        except _native.StatusError:
-            return False
-        self._door.prepare(world_size, STAGING_BYTES)
-        return True
-
-    def gather(self, limit_s: float) -> dict[int, bytes] | None:
-        """Return what each of the others says, or None when they do not come as they should."""
-        assert self._door is not None
-        try:
-            missing = self._door.gather([], limit_s)
-            self._door.check_guests()
-        except _native.StatusError:
-            return None
-        return None if missing else self._door.words
-
-    def welcome(self, words: bytes, limit_s: float) -> None:
-        """Let everybody in."""
-        assert self._door is not None
-        try:
-            self.session = self._door.found(limit_s, None, words)
+            said, self.session = _native.receive(
+                store.server, name, secret, STAGING_BYTES, words, keys, patience_s, limit_s
+            )
         except _native.StatusError as error:
             raise forming_error(error) from None
-        finally:
-            self._door = None
+        if self.session is None:
+            return []
+        self.server = store.server
+        return said
 
-    def refuse(self) -> None:
-        """Send everybody who came to the store."""
-        if self._door is not None:
-            self._door.turn_away("the ranks meet at the store", [], False)
-        self._door = None
-
-    def close(self) -> None:
-        """Leave the door without a word; whoever waits there looks for another."""
-        self._door = None
-
-    def knock(self, name: str) -> bool:
-        """Reach the door of rank 0; False when there is none."""
+    def knock(self, name: str, moment_s: float) -> bool:
+        """Reach the door of rank 0; False when there is none, nor within a moment."""
         try:
-            self._link = _native.Link(name)
+            self._link = _native.Link(name, moment_s)
         except _native.StatusError:
             return False
         return True

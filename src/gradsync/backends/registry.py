@@ -154,6 +154,10 @@ class BackendConfig:
                 raise UsageError(f"{device!r} is there twice in the device:backend pairs {text!r}")
             self._map[device] = rest[0]
 
+    def backends(self) -> set[str]:
+        """Return the backends, each once."""
+        return set(self._map.values())
+
     def get_device_backend_map(self) -> dict[str, str]:
         """Return the backend of each kind of device."""
         return dict(self._map)
@@ -178,8 +182,8 @@ def engine_of(config: BackendConfig, world: Engine | None = None) -> str:
 
     A sub-group may have that of its ``world``, which need not be one that can be asked for.
     """
-    names = sorted(set(config.get_device_backend_map().values()))
-    for name in names:
+    names = config.backends()
+    for name in sorted(names):
         if not is_known(name) and (world is None or name != world.name):
             known = ", ".join([*_OURS, *Backend._plugins])
             raise BackendUnavailable(
@@ -188,7 +192,7 @@ def engine_of(config: BackendConfig, world: Engine | None = None) -> str:
             )
     if len(names) > 1:
         raise UsageError(f"a group runs on one backend, got {config}")
-    return names[0]
+    return names.pop()
 
 
 def invitation_to(engine: str) -> Invitation | None:

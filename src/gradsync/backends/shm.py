@@ -27,7 +27,7 @@ from gradsync.backends.translate import (
     no_memory_error,
     rank_states,
 )
-from gradsync.backends.waits import Answering, watch_waits
+from gradsync.backends.waits import answer, watch_waits
 from gradsync.backends.work import DoneWork, Work
 from gradsync.errors import DistBackendError, DistError
 
@@ -68,12 +68,14 @@ class ShmBackend:
         if world is not None:
             session.ask_through(world, list(bootstrap.places))
         else:
-            backend._answer_peers()
+            invitation = bootstrap.invitation
+            backend._answer_peers(None if invitation is None else invitation.server)
         return backend
 
-    def _answer_peers(self) -> None:
+    def _answer_peers(self, server: _native.StoreServer | None) -> None:
+        answering = _native.Answering(self._session, answer, server)
         # Also when the backend is dropped, and at the end of the process.
-        self._stop_answering = weakref.finalize(self, Answering(self._session).stop)
+        self._stop_answering = weakref.finalize(self, answering.stop)
 
     def submit(self, call: Call) -> Work:
         """Carry out a call, or hand it in, and return its handle."""

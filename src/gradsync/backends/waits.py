@@ -5,7 +5,6 @@ Both are told by the native core, from inside its waits: nothing here runs while
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import linecache
 import logging
@@ -13,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from types import FrameType
 
 from gradsync import _native
@@ -21,7 +21,7 @@ from gradsync.config import read_seconds
 
 __all__ = [
     "OUR_FOLDER",
-    "Answering",
+    "answer",
     "names",
     "present_site",
     "short_path",
@@ -41,14 +41,15 @@ _DEEPEST = 8
 
 def watch_waits() -> None:
     """Make the core tell of long waits, and know which files are not the user's."""
-    _native.set_own_folders(_own_folders())
-    _native.tell_of_long_waits(read_seconds("GRADSYNC_LATE_AFTER"), tell_late)
-
-
-def _own_folders() -> list[str]:
     # Found without importing it: this layer does not know torch.
     torch = sys.modules.get("torch")
-    return [OUR_FOLDER, *(folder + os.sep for folder in getattr(torch, "__path__", ()))]
+    _watch(read_seconds("GRADSYNC_LATE_AFTER"), tuple(getattr(torch, "__path__", ())))
+
+
+@lru_cache(maxsize=1)  # every new world says the same again
+def _watch(late_after_s: float, others: tuple[str, ...]) -> None:
+    _native.set_own_folders([OUR_FOLDER, *(folder + os.sep for folder in others)])
+    _native.tell_of_long_waits(late_after_s, tell_late)
 
 
 def tell_late(
@@ -137,38 +138,10 @@ def standing() -> str:
     return "\n".join(lines)
 
 
-class Answering:
-    """The thread of a world that answers peers who wait for this rank in vain.
-
-    It sleeps in the core, without Python's lock, until one asks.
-    """
-
-    def __init__(self, session: _native.Session) -> None:
-        self._session = session
-        self._running = _thread.allocate_lock()
-        self._running.acquire()
-        # Not a threading.Thread, whose start waits for the thread to run: so would every new world.
-        self._ident = _thread.start_new_thread(self._run, ())
-        self._owner = os.getpid()
-
-    def _run(self) -> None:
-        try:
-            _answer(self._session)
-        finally:
-            self._running.release()
-
-    def stop(self) -> None:
-        """End the thread; harmless in a forked child, which does not have it."""
-        self._session.stop_answering()
-        if self._ident != _thread.get_ident() and self._owner == os.getpid():
-            with self._running:
-                pass
-
-
-def _answer(session: _native.Session) -> None:
-    while question := session.next_question():
-        try:
-            text = standing()
-        except Exception as error:  # whatever state the process is in, the asker gets an answer
-            text = f"unknown ({type(error).__name__}: {error})"
-        session.answer(question, text.encode("utf-8", "backslashreplace").decode())
+def answer() -> str:
+    """Return the same for a peer, whatever state the process is in."""
+    try:
+        text = standing()
+    except Exception as error:
+        text = f"unknown ({type(error).__name__}: {error})"
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -44,20 +44,22 @@ def host_evidence() -> HostEvidence:
     True
     """
     pid = os.getpid()
+    started, pid_namespace = _own_birth(pid)
     return HostEvidence(
-        boot_id=_boot_id(),
-        host=" ".join(socket.gethostname().split()),  # records have tabs between fields
-        pid=pid,
-        started=_own_start(pid),
-        uid=os.getuid(),
-        net_namespace=_inode("/proc/self/ns/net"),
-        pid_namespace=_inode("/proc/self/ns/pid"),
+        _boot_id(),
+        " ".join(socket.gethostname().split()),  # records have tabs between fields
+        pid,
+        started,
+        os.getuid(),
+        _inode("/proc/self/ns/net"),
+        pid_namespace,
     )
 
 
 @lru_cache(maxsize=1)
-def _own_start(pid: int) -> int:
-    return start_time(pid)
+def _own_birth(pid: int) -> tuple[int, int]:
+    """Return when and in which pid namespace this process began; neither changes."""
+    return start_time(pid), _inode("/proc/self/ns/pid")
 
 
 def start_time(pid: int) -> int:

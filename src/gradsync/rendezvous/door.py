@@ -2,8 +2,8 @@
 
 One round trip in place of five. Rank 0 takes the store's name and opens a door beside it; each of
 the others knocks, says who it is and waits. When all have come, each gets what the backend has for
-it and everyone's introduction, and rank 0 begins to serve the store, where all slots of the first
-round are filled as if the ranks had met there. Nobody else needs it until it is used.
+it and everyone's introduction, and rank 0 lets others connect to the store, where all slots of the
+first round are filled as if the ranks had met there. Nobody needs it until it is used.
 
 Only what goes well is done here. When somebody does not come in time, leaves again or does not fit
 in, the door is closed, and all meet at the store, which knows how to tell what is wrong
@@ -14,7 +14,7 @@ before.
 from __future__ import annotations
 
 import hashlib
-import secrets
+import os
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -34,6 +34,9 @@ __all__ = ["Door", "meet_at_door"]
 # How long rank 0 waits at the door: longer than ranks that start together are apart. After that all
 # meet at the store, where everybody sees who is missing.
 _OPEN_S = 1.0
+# Ranks that start together are some tenths of a millisecond apart, and one that sleeps is not woken
+# up as fast as that.
+_MOMENT_S = 0.0005
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 0.02
 _SEPARATOR = b"\n"  # not within a record
 
@@ -41,23 +44,25 @@ _SEPARATOR = b"\n"  # not within a record
 class Door(Protocol):
     """What a backend does at the door."""
 
-    def open(self, name: str, secret: bytes, world_size: int) -> bool:
-        """Open the door of rank 0; False when somebody else holds that name."""
+    def receive(
+        self,
+        store: UnixStore,
+        name: str,
+        secret: bytes,
+        words: bytes,
+        keys: list[str],
+        patience_s: float,
+        limit_s: float,
+    ) -> list[bytes]:
+        """Let everybody in who comes to the door of rank 0, which says ``words`` of itself.
 
-    def gather(self, limit_s: float) -> dict[int, bytes] | None:
-        """Return what each of the others says, or None when they do not come as they should."""
+        Returns what each said; nothing when somebody does not come as they should, and all are to
+        meet at the store. In either case others may connect to it then, and what each said is
+        there under ``keys``.
+        """
 
-    def welcome(self, words: bytes, limit_s: float) -> None:
-        """Let everybody in, and tell them ``words``."""
-
-    def refuse(self) -> None:
-        """Send everybody who came to the store."""
-
-    def close(self) -> None:
-        """Leave the door without a word."""
-
-    def knock(self, name: str) -> bool:
-        """Reach the door of rank 0; False when there is none."""
+    def knock(self, name: str, moment_s: float) -> bool:
+        """Reach the door of rank 0; False when there is none, nor within a moment."""
 
     def enter(
         self, secret: bytes, rank: int, world_size: int, words: bytes, limit_s: float
@@ -84,7 +89,6 @@ def meet_at_door(
         joined = _open(store, spec, deadline, door)
     except BaseException as error:
         # Whoever keeps the error keeps this frame: the name must be free for the next attempt.
-        door.close()
         store.give_up()
         if isinstance(error, (DistStoreError, DistNetworkError)):
             raise RendezvousError(
@@ -97,22 +101,16 @@ def meet_at_door(
 
 def _open(store: UnixStore, spec: Spec, deadline: Deadline, door: Door) -> Joined | None:
     """Wait for the others; the store, whose name is taken, is served from then on."""
-    if door.open(_name(store), _secret(spec.token), spec.world_size):
-        limit_s = min(_OPEN_S, deadline.remaining() / 4)
-        joined = _read(_introduction(spec), door.gather(limit_s))
-        if joined is not None:
-            words = [member.encode() for member in joined.members]
-            # Whoever has been let in may connect at once. It is answered a moment later: to start
-            # the thread that does takes longer than to let everybody in.
-            store.listen([(slot(0, rank), record) for rank, record in enumerate(words)])
-            told = _SEPARATOR.join([store.instance.hex().encode(), *words])
-            door.welcome(told, deadline.remaining())
-            store.run()
-            return joined
-    store.listen()
-    store.run()
-    door.refuse()
-    return None
+    said = door.receive(
+        store,
+        _name(store),
+        _secret(spec.token),
+        _introduction(spec),
+        [slot(0, rank) for rank in range(spec.world_size)],
+        min(_OPEN_S, deadline.remaining() / 4),
+        deadline.remaining(),
+    )
+    return Joined(0, tuple(_members(said))) if said else None
 
 
 def _come(
@@ -122,10 +120,11 @@ def _come(
 
     A store may be that of the world before, which is about to go: then rank 0 will come to a door.
     """
-    me = _introduction(spec).encode()
+    me = _introduction(spec)
     name, began = _name(store), time.monotonic()
+    moment_s = _MOMENT_S
     while not deadline.expired():
-        if door.knock(name):
+        if door.knock(name, moment_s):
             limit_s = deadline.remaining()
             words = door.enter(_secret(spec.token), spec.rank, spec.world_size, me, limit_s)
             if words:
@@ -140,6 +139,7 @@ def _come(
                 )
         if _connects(store, spec):
             return store, None
+        moment_s = 0.0
         waited_s = time.monotonic() - began
         time.sleep(min(max(waited_s / 4, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
     return None, None
@@ -154,26 +154,14 @@ def _secret(token: str) -> bytes:
     return hashlib.blake2b(token.encode(), digest_size=16, person=b"gradsync door").digest()
 
 
-def _introduction(spec: Spec) -> Member:
-    attempt = secrets.token_hex(4)
-    return Member(spec.rank, spec.world_size, spec.local_rank, host_evidence(), attempt)
+def _introduction(spec: Spec) -> bytes:
+    attempt = os.urandom(4).hex()
+    me = Member(spec.rank, spec.world_size, spec.local_rank, host_evidence(), attempt)
+    return me.encode()
 
 
 def _members(words: Sequence[bytes]) -> list[Member]:
     return [record for record in map(decode, words) if isinstance(record, Member)]
-
-
-def _read(me: Member, said: dict[int, bytes] | None) -> Joined | None:
-    """Return who has come to rank 0, if they are the ranks of one world on one host."""
-    if said is None:
-        return None
-    try:
-        members = [me, *_members([said[rank] for rank in range(1, me.world_size)])]
-    except RendezvousError:
-        return None  # of another version
-    wanted = me.world_size, me.evidence.boot_id
-    fit = all((m.world_size, m.evidence.boot_id) == wanted for m in members)
-    return Joined(0, tuple(members)) if fit else None
 
 
 def _connects(store: UnixStore, spec: Spec) -> bool:

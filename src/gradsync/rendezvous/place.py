@@ -84,7 +84,7 @@ def is_loopback(host: str) -> bool:
     (True, True, False)
     """
     name = host.strip("[]").lower()
-    if name in ("localhost", "localhost.localdomain", "ip6-localhost"):
+    if name in ("localhost", "127.0.0.1", "localhost.localdomain", "ip6-localhost"):
         return True
     with contextlib.suppress(OSError):
         return socket.inet_pton(socket.AF_INET, name)[0] == 127

@@ -77,34 +77,34 @@ def serves(spec: Spec) -> bool:
 
 def open_store(spec: Spec, deadline: Deadline) -> Store:
     """Open, and on rank 0 serve, the store of a settled spec."""
-    limit = _limit(deadline)
+    limit_s = _limit(deadline)
     place = spec.place
     if isinstance(place, UnixPlace):
-        return _unix_store(place, serves(spec), limit, spec.token)
+        return _unix_store(place, serves(spec), limit_s, spec.token)
     if isinstance(place, TcpPlace):
         return TCPStore(
             place.host,
             place.port,
             spec.world_size,
             serves(spec),
-            limit,
+            limit_s,
             wait_for_workers=False,
             multi_tenant=True,
             token=spec.token,
         )
     if isinstance(place, AgentPlace):
-        return _agent_store(place, limit)
+        return _agent_store(place, limit_s)
     if isinstance(place, FilePlace):
         store = FileStore(place.path, spec.world_size)
-        store.set_timeout(limit)
+        store.set_timeout(limit_s)
         return store
     assert isinstance(place, Alone)
     return HashStore()
 
 
-def _limit(deadline: Deadline) -> timedelta:
+def _limit(deadline: Deadline) -> float:
     # A store takes zero for "no limit".
-    return timedelta(seconds=max(0.001, min(deadline.remaining(), _NO_LIMIT_S)))
+    return max(0.001, min(deadline.remaining(), _NO_LIMIT_S))
 
 
 def reach_later(place: UnixPlace, deadline: Deadline, token: str) -> UnixStore:
@@ -117,9 +117,10 @@ def reserve(place: UnixPlace, deadline: Deadline, token: str) -> UnixStore | Non
     name = _unix_name(place)
     if _served_key(name) in _served:
         return None
-    with contextlib.suppress(StoreConnectionError):
+    try:
         return UnixStore.later(name, timeout=_limit(deadline), token=token, is_master=True)
-    return None
+    except StoreConnectionError:
+        return None
 
 
 def keep_served(store: UnixStore) -> None:
@@ -136,16 +137,16 @@ def _unix_name(place: UnixPlace) -> str:
     return place.name if place.launched else f"{os.getuid()}-{place.name}"
 
 
-def _unix_store(place: UnixPlace, serving: bool, limit: timedelta, token: str) -> UnixStore:
+def _unix_store(place: UnixPlace, serving: bool, limit_s: float, token: str) -> UnixStore:
     name = _unix_name(place)
     if not serving:
-        return UnixStore(name, timeout=limit, token=token)
+        return UnixStore(name, timeout=limit_s, token=token)
     key = _served_key(name)
     store = _served.get(key)
     if store is not None:
         return store
     try:
-        store = _served[key] = UnixStore(name, is_master=True, timeout=limit, token=token)
+        store = _served[key] = UnixStore(name, is_master=True, timeout=limit_s, token=token)
     except StoreConnectionError as error:
         raise StoreConnectionError(f"{error}{_holder(name)}") from None
     return store
@@ -160,14 +161,18 @@ def _holder(name: str) -> str:
     return ""
 
 
-def _agent_store(place: AgentPlace, limit: timedelta) -> Store:
+def _agent_store(place: AgentPlace, limit_s: float) -> Store:
     # Under torchrun only, where torch is a given; everything else here lives without it.
     from torch import distributed as c10d
 
     from gradsync.stores.torch_store import from_torch
 
     client = c10d.TCPStore(  # type: ignore[attr-defined]
-        place.host, place.port, is_master=False, timeout=limit, wait_for_workers=False
+        place.host,
+        place.port,
+        is_master=False,
+        timeout=timedelta(seconds=limit_s),
+        wait_for_workers=False,
     )
     return PrefixStore(place.prefix, from_torch(client))
 

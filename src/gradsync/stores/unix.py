@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
 from gradsync._native import StatusError, StoreClient, StoreServer
 from gradsync.base.deadline import Timeout, seconds
@@ -62,8 +61,8 @@ class UnixStore(SocketStore):
     ) -> UnixStore:
         """Return a store that connects with its first operation, which fails if nobody serves it.
 
-        As the master it takes the name, lets others connect after ``listen``, and answers them
-        after ``run``.
+        As the master it takes the name; its ``server`` is yet to let others connect. It answers
+        them when it runs, from the first operation of the master on at the latest.
         """
         store: UnixStore = cls.__new__(cls)
         store._prepare(name, timeout, token)
@@ -74,22 +73,6 @@ class UnixStore(SocketStore):
                 raise translated(error) from None
             store.instance = store._server.instance
         return store
-
-    def listen(self, entries: Sequence[tuple[str, bytes]] = ()) -> None:
-        """Let others connect; ``entries`` are there before anybody comes."""
-        assert self._server is not None
-        try:
-            self._server.listen(entries)
-        except StatusError as error:
-            raise translated(error) from None
-
-    def run(self) -> None:
-        """Answer those who have connected."""
-        assert self._server is not None
-        try:
-            self._server.run()
-        except StatusError as error:
-            raise translated(error) from None
 
     def give_up(self) -> None:
         """Give the name back, whoever still holds this object."""
@@ -105,6 +88,8 @@ class UnixStore(SocketStore):
                 return True
             limit_s = self._timeout_s if limit_s is None else limit_s
             try:
+                if self._server is not None:
+                    self._server.run()
                 self._connected = StoreClient.unix_at_once(
                     self._name, self._token, limit_s, self.instance
                 )
@@ -125,6 +110,12 @@ class UnixStore(SocketStore):
     def name(self) -> str:
         """The name that others connect with."""
         return self._name
+
+    @property
+    def server(self) -> StoreServer:
+        """What serves it, as the master."""
+        assert self._server is not None
+        return self._server
 
     def clone(self) -> UnixStore:
         """Return another client of the same server; it does not keep the server alive."""

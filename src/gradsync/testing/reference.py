@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import itertools
+import os
 import random
 import secrets
 import shutil
@@ -14,14 +15,13 @@ import sys
 import tempfile
 import time
 import unittest
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 
 from gradsync.base.deadline import Timeout
-from gradsync.config import environment
 from gradsync.errors import UsageError
 from gradsync.stores.store import DEFAULT_TIMEOUT
 from gradsync.stores.tcp import TCPStore
@@ -148,9 +148,8 @@ def initialize_temp_directories(init_method: str | None = None) -> None:
     folder = Path(tempfile.mkdtemp(prefix="gradsync-test-"))
     for name in ("barrier", "test_dir", "init_dir"):
         (folder / name).mkdir()
-    exported = _exported()
-    exported["TEMP_DIR"] = str(folder)
-    exported["INIT_METHOD"] = init_method or f"file://{folder}/init_dir/shared_init_file"
+    os.environ["TEMP_DIR"] = str(folder)
+    os.environ["INIT_METHOD"] = init_method or f"file://{folder}/init_dir/shared_init_file"
     _folders.append(str(folder))
 
 
@@ -159,17 +158,13 @@ def cleanup_temp_dir() -> None:
     while _folders:
         folder = _folders.pop()
         shutil.rmtree(folder, ignore_errors=True)
-        if _exported().get("TEMP_DIR") == folder:
-            del _exported()["TEMP_DIR"]
-            _exported().pop("INIT_METHOD", None)
+        if os.environ.get("TEMP_DIR") == folder:
+            del os.environ["TEMP_DIR"]
+            os.environ.pop("INIT_METHOD", None)
 
 
 # A TEMP_DIR that someone else has set is not ours to remove.
 _folders: list[str] = []
-
-
-def _exported() -> MutableMapping[str, str]:
-    return cast("MutableMapping[str, str]", environment())
 
 
 # -- data -----------------------------------------------------------------------------------------
