@@ -70,8 +70,9 @@ class Answering {
         return nb::cast<std::string>(nb::handle(static_cast<PyObject*>(standing.get()))());
       } catch (nb::python_error& error) {
         error.discard_as_unraisable("telling where this rank stands");
-        return "";
+      } catch (const std::exception&) {  // what it returned is no text
       }
+      return "";
     }
   };
 

@@ -20,8 +20,12 @@ nb::object text_of(const char* bytes, std::size_t size) {
   return nb::steal(PyUnicode_DecodeFSDefaultAndSize(bytes, length));
 }
 
-nb::object variable(const std::string& name, nb::object otherwise) {
-  const char* const value = std::getenv(name.c_str());
+nb::object variable(nb::handle name, nb::object otherwise) {
+  PyObject* encoded = nullptr;
+  if (PyUnicode_FSConverter(name.ptr(), &encoded) == 0) throw nb::python_error();
+  const nb::bytes key = nb::steal<nb::bytes>(encoded);
+  const bool is_name = std::strchr(key.c_str(), '=') == nullptr;
+  const char* const value = is_name ? std::getenv(key.c_str()) : nullptr;
   return value == nullptr ? otherwise : text_of(value, std::strlen(value));
 }
 
@@ -37,7 +41,7 @@ nb::list variables_of(const std::string& prefix) {
 }  // namespace
 
 void bind_environment(nb::module_& module) {
-  module.def("variable", &variable, nb::arg("name"), nb::arg("otherwise") = nb::none());
+  module.def("variable", &variable, nb::arg("name"), nb::arg("default") = nb::none());
   module.def("variables_of", &variables_of, nb::arg("prefix"));
 }
 

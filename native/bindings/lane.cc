@@ -46,7 +46,7 @@ class Lane {
     const Familiar::Due due = familiar_.is_due(plain.data, plain.bytes());
     if (due != Familiar::Due::no) {
       const bool only_whole = due == Familiar::Due::if_it_fills_its_memory;
-      if (!nb::cast<bool>(adopt_(tensor, only_whole))) familiar_.forget(plain.data);
+      if (!nb::cast<bool>(adopt_(tensor, only_whole))) familiar_.put_off(plain.data);
     }
     return carry_out(plain.bytes(), [&](Deadline deadline) {
       return session_->all_reduce(plain.data, plain.count, plain.dtype, reduce, deadline);

@@ -147,16 +147,6 @@ void bind_server(nb::module_& module) {
             return serve(Server::reserve, unix_name(std::move(name)), token);
           },
           nb::arg("name"), nb::arg("token"))
-      .def(
-          "listen",
-          [](Server& self, const std::vector<std::pair<std::string, nb::bytes>>& entries) {
-            store::Entries copies;
-            for (const auto& [key, value] : entries) {
-              copies.emplace_back(key, std::string(value.c_str(), value.size()));
-            }
-            run([&] { return self.listen(copies); });
-          },
-          nb::arg("entries"))
       .def("run", [](Server& self) { run([&] { return self.run(); }); })
       .def_prop_ro("instance",
                    [](const Server& self) {

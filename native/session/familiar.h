@@ -13,7 +13,8 @@ class Familiar {
     no,
     yes,
     // There were tensors of other sizes at this place: perhaps other ones, now gone, perhaps parts
-    // of one buffer that serves them all and is to grow and shrink. Only the latter has room left.
+    // of one buffer that serves them all and is to grow and shrink. But at its largest, that one
+    // has room left.
     if_it_fills_its_memory
   };
 
@@ -32,7 +33,10 @@ class Familiar {
     return visits.changes == 0 ? Due::yes : Due::if_it_fills_its_memory;
   }
   // Begins to count again.
-  void forget(const std::byte* data) { visits_.erase(data); }
+  void put_off(const std::byte* data) {
+    const auto known = visits_.find(data);
+    if (known != visits_.end()) known->second.count = 0;
+  }
 
  private:
   struct Visits {

@@ -62,6 +62,10 @@ Status Server::listen(const Entries& entries) { return loop_->open(entries); }
 const Id& Server::instance() const { return loop_->instance(); }
 
 Status Server::run() {
+  // A forked child has none of what the thread needs, and perhaps a lock that nobody will unlock.
+  if (generation_ != fork_generation()) {
+    return Status::error(Code::connection, "a forked child cannot run its parent's store");
+  }
   const std::lock_guard<std::mutex> lock(starting_);
   if (thread_ != nullptr) return Status::success();
   // The thread must not take signals that are meant for the program.

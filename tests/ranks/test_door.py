@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import gradsync as dist
+from gradsync.rendezvous import door
 from gradsync.rendezvous.join import slot
 
 
@@ -52,6 +53,53 @@ def test_the_store_is_there_for_whoever_uses_it(rank, address):
     assert root_store(world).check([slot(0, 0), slot(0, 1)])
     world.barrier()
     world.close()
+
+
+@pytest.mark.ranks(2)
+def test_forked_child_leaves_the_store_alone(rank, address):
+    """Of its parent, which may be about to start serving it when it forks."""
+    world = dist.create_world(init_method=address, rank=rank, world_size=2)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        threads = len(os.listdir("/proc/self/task"))
+        try:
+            world.members.store.set("from", "child")
+        except dist.StoreConnectionError as error:
+            is_told = "forked" in str(error)
+            os._exit(0 if is_told and len(os.listdir("/proc/self/task")) == threads else 2)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    world.members.store.set(f"from {rank}", "parent")
+    world.barrier()
+    assert not world.members.store.check(["from"])
+    world.barrier()
+    world.close()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_interrupted_when_all_have_met(rank, address, victim, monkeypatch):
+    """The other is told, and both can try again though the error is kept."""
+    kept = None
+    if rank == victim:
+
+        def interrupt(words):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(door, "_members", interrupt)
+        with pytest.raises(KeyboardInterrupt) as kept:
+            dist.create_world(init_method=address, rank=rank, world_size=2)
+        monkeypatch.undo()
+    else:
+        world = dist.create_world(init_method=address, rank=rank, world_size=2)
+        with pytest.raises(dist.PeerLostError, match=f"rank {victim}"):
+            world.barrier()
+        world.close()
+    world = dist.create_world(init_method=address, rank=rank, world_size=2)
+    assert sum_of_ranks(world) == 1
+    world.close()
+    del kept, world  # the error has this frame, which has the world
 
 
 @pytest.mark.ranks(2)

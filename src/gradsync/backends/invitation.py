@@ -33,6 +33,16 @@ class Invitation:
         self._size = 0
         self._link: _native.Link | None = None
 
+    def decline(self) -> None:
+        """Let go of everything: there will be no world, which those who believe in one are told.
+
+        Whoever keeps the error keeps this object.
+        """
+        session, self.session = self.session, None
+        self.founder = self.server = self._link = None
+        if session is not None:
+            session.close(0)
+
     # -- at a store -------------------------------------------------------------------------------
 
     def card(self, rank: int, world_size: int) -> str:

@@ -57,8 +57,8 @@ class Door(Protocol):
         """Let everybody in who comes to the door of rank 0, which says ``words`` of itself.
 
         Returns what each said; nothing when somebody does not come as they should, and all are to
-        meet at the store. In either case others may connect to it then, and what each said is
-        there under ``keys``.
+        meet at the store. In either case others may connect to it then; when all have come, what
+        each said is there under ``keys``.
         """
 
     def knock(self, name: str, moment_s: float) -> bool:

@@ -132,17 +132,22 @@ def create_world(
     deadline = Deadline(limit_s)
     if store is not None and not isinstance(store, Store):
         store = from_torch(store)
-    meeting = meet(
-        init_method,
-        rank=rank,
-        world_size=world_size,
-        store=store,
-        timeout=None if math.isinf(limit_s) else limit_s,
-        preparation=invitation,
-        door=invitation,
-    )
-    group = _form_world(meeting, deadline, limit_s, config, pg_options, invitation)
-    watch_for_the_end(group)
+    try:
+        meeting = meet(
+            init_method,
+            rank=rank,
+            world_size=world_size,
+            store=store,
+            timeout=None if math.isinf(limit_s) else limit_s,
+            preparation=invitation,
+            door=invitation,
+        )
+        group = _form_world(meeting, deadline, limit_s, config, pg_options, invitation)
+        watch_for_the_end(group)
+    except BaseException:
+        if invitation is not None:
+            invitation.decline()
+        raise
     return group
 
 

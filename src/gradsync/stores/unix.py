@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 from gradsync._native import StatusError, StoreClient, StoreServer
 from gradsync.base.deadline import Timeout, seconds
+from gradsync.errors import StoreConnectionError
 from gradsync.stores.socket_store import SocketStore, read_token, translated
 from gradsync.stores.store import DEFAULT_TIMEOUT
 
@@ -54,6 +56,7 @@ class UnixStore(SocketStore):
         self.instance = b""
         self._connected = None
         self._connecting = threading.Lock()
+        self._opened_by = os.getpid()
 
     @classmethod
     def later(
@@ -83,6 +86,11 @@ class UnixStore(SocketStore):
 
         ``if_served`` makes it return False when there is none.
         """
+        if self._opened_by != os.getpid():  # before the lock, which nobody may be there to unlock
+            raise StoreConnectionError(
+                "this store was opened before the process was forked, and belongs to the parent. "
+                "Open a new store in the child"
+            )
         with self._connecting:
             if self._connected is not None:
                 return True
