@@ -166,7 +166,7 @@ def test_a_tensor_where_one_of_another_size_was() -> None:
     dist.all_reduce(buffer[:COUNT])  # due, and put off
     work.wait()
     _reduce_often(buffer[:COUNT])
-    assert not _is_adopted(buffer)
+    assert not _is_adopted(buffer[:COUNT])
 
 
 @TWO
