@@ -160,10 +160,11 @@ def test_a_tensor_where_one_of_another_size_was() -> None:
     _reduce_often(tensor)
     assert _is_adopted(tensor)
     buffer = torch.zeros(2 * COUNT)
-    dist.all_reduce(buffer)
-    _reduce_often(buffer[:COUNT], 7)
+    dist.all_reduce(buffer[:COUNT])
+    for _ in range(7):
+        dist.all_reduce(buffer)
     work = dist.all_reduce(torch.zeros(20 * COUNT), async_op=True)
-    dist.all_reduce(buffer[:COUNT])  # due, and put off
+    dist.all_reduce(buffer)  # due, and put off
     work.wait()
     _reduce_often(buffer[:COUNT])
     assert not _is_adopted(buffer[:COUNT])
