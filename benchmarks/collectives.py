@@ -1,9 +1,10 @@
 """Collectives of gradsync beside torch's Gloo and mpi4py on Open MPI and MPICH, on one host.
 
 All systems are started at once and take turns in every round, so that whatever else the machine
-does hits them alike; while one works, the ranks of the others sleep. Each turn is a batch of calls
-after a barrier, timed on every rank: the slowest rank counts. Reported is the median over turns;
-a row from which the hypervisor took time is measured again, up to twice (calm.py).
+does hits them alike; while one works, the ranks of the others sleep. Each turn is a few calls that
+do not count, because the system before has left its tensors in the caches, a barrier, and a batch
+of calls, timed on every rank: the slowest rank counts. Reported is the median over turns; a row
+from which the hypervisor took time is measured again, up to twice (calm.py).
 
 Tensors are used again and again, as in training: those of all_reduce have been adopted by shared
 memory after a few calls, before any is counted (docs/collectives.md; GRADSYNC_ADOPT=0 shows how

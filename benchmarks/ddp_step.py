@@ -13,10 +13,11 @@ Peak memory is that of fresh processes, over stepping alone: what is allocated (
 are in use, and shared memory), and what is resident, by proportional share, which includes the
 holes in malloc's heap.
 
-Processes in which gradsync trains keep the memory they free (GRADSYNC_KEEP_FREED_MEMORY), which
-makes their steps quicker with or without communication. So stepping alone and torch's DDP run in
-processes without gradsync, as their users run them, and stepping alone is timed in gradsync's
-processes, too: the tax over that ("net tax") is what communication alone costs.
+Every variant has two processes with one model, as its users run it: the gradients of another model
+in the same process would leave other holes in its heap. Processes in which gradsync trains keep the
+memory they free (GRADSYNC_KEEP_FREED_MEMORY), which makes their steps quicker with or without
+communication. So stepping alone is also timed in processes that do the same without training by
+gradsync: the tax over that ("net tax") is what communication alone costs.
 
     python benchmarks/ddp_step.py [--quick | --no-memory] [--models mlp,gpt]
         [--out r.json] [--plot r.svg]
@@ -25,6 +26,7 @@ processes, too: the tax over that ("net tax") is what communication alone costs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -35,10 +37,9 @@ import torch
 from torch import nn
 
 import gradsync
+from gradsync.backends.freed_memory import keep_freed_memory
 from training import MODELS, Joined, Pair, calm_text, gradient_mib, percent_over, take_turns
 
-PAIRS = {"torch": ("alone", "torch"), "gradsync": ("alone_kept", "lockstep", "gradsync")}
-"""Variants, by what their processes have loaded and joined."""
 TAXES = {
     "torch": ("torch", "alone"),
     "gradsync": ("gradsync", "alone"),
@@ -80,14 +81,27 @@ def join_gradsync(rank: int, folder: str) -> Joined:
     return wrap, gradsync.barrier
 
 
-JOIN = {"torch": join_torch, "gradsync": join_gradsync}
+def join_and_keep(rank: int, folder: str) -> Joined:
+    keep_freed_memory()
+    return join_gradsync(rank, folder)
+
+
+VARIANTS = {
+    "alone": join_torch,
+    "torch": join_torch,
+    "alone_kept": join_and_keep,
+    "lockstep": join_and_keep,
+    "gradsync": join_gradsync,
+}
+"""What the processes of each have loaded and joined."""
 
 
 def measure(names: list[str], rounds: int, memory: bool) -> dict[str, dict[str, float]]:
     figures = {}
-    with Pair(PAIRS["torch"], join_torch) as theirs, Pair(PAIRS["gradsync"], join_gradsync) as ours:
+    with contextlib.ExitStack() as stack:
+        pairs = [stack.enter_context(Pair([v], join)) for v, join in VARIANTS.items()]
         for name in names:
-            times, calm = take_turns([theirs, ours], name, rounds)
+            times, calm = take_turns(pairs, name, rounds)
             row = {"mib": gradient_mib(name), **calm}
             for variant, seen in times.items():
                 row[f"{variant}_ms"] = 1e3 * statistics.median(seen)
@@ -108,12 +122,11 @@ def peaks(name: str) -> dict[str, float]:
     """Return each variant's peaks, the medians of several pairs of fresh processes."""
     found: dict[str, list[float]] = {}
     for _ in range(5):
-        for side, variants in PAIRS.items():
-            for variant in set(variants) & set(WITH_MEMORY):
-                with Pair(variants, JOIN[side]) as pair:
-                    allocated, resident = pair.peaks_mib(name, variant)
-                found.setdefault(f"{variant}_allocated_mib", []).append(allocated)
-                found.setdefault(f"{variant}_resident_mib", []).append(resident)
+        for variant in WITH_MEMORY:
+            with Pair([variant], VARIANTS[variant]) as pair:
+                allocated, resident = pair.peaks_mib(name, variant)
+            found.setdefault(f"{variant}_allocated_mib", []).append(allocated)
+            found.setdefault(f"{variant}_resident_mib", []).append(resident)
     return {key: statistics.median(seen) for key, seen in found.items()}
 
 
