@@ -63,7 +63,8 @@ def rank_processes():
     found = set()
     for parent in filter(None, parents):
         for task in Path(f"/proc/{parent}/task").iterdir():
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                found |= {int(pid) for pid in (task / "children").read_text().split()}
     from multiprocessing.resource_tracker import _resource_tracker
 
     return found - {_forkserver._forkserver_pid, _resource_tracker._pid}
