@@ -154,10 +154,6 @@ class BackendConfig:
                 raise UsageError(f"{device!r} is there twice in the device:backend pairs {text!r}")
             self._map[device] = rest[0]
 
-    def backends(self) -> set[str]:
-        """Return the backends, each once."""
-        return set(self._map.values())
-
     def get_device_backend_map(self) -> dict[str, str]:
         """Return the backend of each kind of device."""
         return dict(self._map)
@@ -182,7 +178,7 @@ def engine_of(config: BackendConfig, world: Engine | None = None) -> str:
 
     A sub-group may have that of its ``world``, which need not be one that can be asked for.
     """
-    names = config.backends()
+    names = set(config.get_device_backend_map().values())
     for name in sorted(names):
         if not is_known(name) and (world is None or name != world.name):
             known = ", ".join([*_OURS, *Backend._plugins])
