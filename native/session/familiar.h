@@ -13,8 +13,8 @@ class Familiar {
     no,
     yes,
     // There were tensors of other sizes at this place: perhaps other ones, now gone, perhaps parts
-    // of one buffer that serves them all and is to grow and shrink. But at its largest, that one
-    // has room left.
+    // of one buffer that serves them all and is to grow and shrink. Such a buffer has room left,
+    // except at its largest.
     if_it_fills_its_memory
   };
 
