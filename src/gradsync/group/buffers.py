@@ -9,6 +9,7 @@ import torch
 from gradsync.backends.call import Buffer
 from gradsync.base.dtypes import DTYPE_NAMES
 from gradsync.errors import UsageError
+from gradsync.group.in_flight import settle
 
 __all__ = [
     "check_dtypes",
@@ -43,6 +44,7 @@ def view(tensor: torch.Tensor, op_name: str) -> Buffer:
     owner = tensor
     # A conjugated or negated view is contiguous too, but its memory holds something else.
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        settle(tensor)
         owner = tensor.detach().resolve_conj().resolve_neg().contiguous()
     address, count = owner.data_ptr(), owner.numel()
     if not address and count:

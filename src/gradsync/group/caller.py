@@ -13,7 +13,8 @@ from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.errors import UsageError
 from gradsync.group.compiling import keep_compiler_out
-from gradsync.group.overlaps import apart
+from gradsync.group.in_flight import note_in_flight
+from gradsync.group.overlaps import apart, kept
 from gradsync.group.work import GroupWork, Prepared, bring_home
 
 __all__ = ["Caller"]
@@ -50,12 +51,14 @@ class Caller:
             bring_home(prepared.copies)
 
     def _start(self, prepared: Prepared) -> Work:
-        call = apart(prepared.call, self._rank)
+        call = kept(apart(prepared.call, self._rank))
         work = self.submit(call._replace(asynchronous=True))
         handle = GroupWork(work, prepared.outputs, prepared.copies)
+        if not call.op.has_peer:  # a message may wait for what comes after it
+            note_in_flight(handle, prepared.outputs)
         if handle.is_to_fill():
             self._to_fill.add(handle)
-            work.on_done(partial(self._to_fill.discard, handle))  # after it has been filled
+            handle.on_done(partial(self._to_fill.discard, handle))
         return handle
 
     def _fill(self) -> None:

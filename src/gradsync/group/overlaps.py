@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradsync.backends.call import Buffer, Call
+from gradsync.group.in_flight import settle
 
-__all__ = ["apart"]
+__all__ = ["apart", "kept"]
 
 
 def apart(call: Call, rank: int) -> Call:
@@ -25,6 +26,19 @@ def apart(call: Call, rank: int) -> Call:
     return call._replace(inputs=copies) if call.inputs else call._replace(buffer=copies[0])
 
 
+def kept(call: Call) -> Call:
+    """Return the call with memory of its own right: a tensor may be given other memory meanwhile.
+
+    That is what ``tensor.data = other`` does, to free what has been sent, say.
+    """
+    inputs, outputs = tuple(map(_kept, call.inputs)), tuple(map(_kept, call.outputs))
+    return call._replace(buffer=_kept(call.buffer), inputs=inputs, outputs=outputs)
+
+
+def _kept(buffer: Buffer) -> Buffer:
+    return buffer if buffer.owner is None else buffer._replace(owner=buffer.owner.detach())
+
+
 def _meet(given: Sequence[Buffer], into: Sequence[Buffer], rank: int) -> bool:
     reads = [(buffer.address, buffer.address + _bytes(buffer)) for buffer in given]
     writes = [(buffer.address, buffer.address + _bytes(buffer)) for buffer in into]
@@ -32,11 +46,11 @@ def _meet(given: Sequence[Buffer], into: Sequence[Buffer], rank: int) -> bool:
         return False
     if max(end for _, end in writes) <= min(reads)[0]:
         return False
-    own = (reads[rank if len(reads) > 1 else 0], writes[rank if len(writes) > 1 else 0])
+    own = (rank if len(reads) > 1 else 0, rank if len(writes) > 1 else 0)
     return any(
-        read[0] < write[1] and write[0] < read[1] and not (read == write and (read, write) == own)
-        for read in reads
-        for write in writes
+        read[0] < write[1] and write[0] < read[1] and not (read == write and (i, k) == own)
+        for i, read in enumerate(reads)
+        for k, write in enumerate(writes)
     )
 
 
@@ -46,6 +60,7 @@ def _bytes(buffer: Buffer) -> int:
 
 
 def _copy(buffer: Buffer) -> Buffer:
+    settle(buffer.owner)
     flat = buffer.owner.detach().view(-1)
     start = (buffer.address - flat.data_ptr()) // flat.element_size()
     copy = flat[start : start + buffer.numel].clone()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from gradsync.errors import UsageError
+from gradsync.group.in_flight import settle
 
 __all__ = ["PACK_BYTES", "check_tensors", "joined", "packs", "spread"]
 
@@ -60,6 +61,8 @@ def joined(tensors: Sequence[torch.Tensor], rows: int = 1) -> torch.Tensor:
     tensor([[0, 1, 8],
             [2, 3, 9]])
     """
+    for tensor in tensors:
+        settle(tensor)
     cut = [tensor.detach().reshape(rows, tensor.numel() // rows) for tensor in tensors]
     dtype = tensors[0].dtype
     if dtype.is_floating_point and dtype.itemsize == 1:  # torch cannot join all of these

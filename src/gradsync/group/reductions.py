@@ -8,6 +8,7 @@ import torch
 
 from gradsync.base.dtypes import PremulSum, ReduceOp
 from gradsync.errors import UsageError
+from gradsync.group.in_flight import settle
 
 __all__ = ["Reduction", "find_reduction", "scaled", "supports_complex"]
 
@@ -71,6 +72,7 @@ def scaled(tensor: torch.Tensor, factor: Any, op_name: str) -> torch.Tensor:
         raise TypeError(f"{op_name}: the factor of PREMUL_SUM is a number, got {factor!r}")
     if tensor.dtype is torch.bool:
         raise UsageError(f"{op_name}: PREMUL_SUM is not defined for torch.bool")
+    settle(tensor)
     with torch.no_grad():
         # Types without arithmetic of their own (8-bit floats) and halves are scaled in float32.
         wide = tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor

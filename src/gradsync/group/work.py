@@ -73,8 +73,20 @@ class GroupWork(Work):
         return self._work.exception()
 
     def on_done(self, callback: Callable[[], object]) -> None:
-        """Run ``callback()`` when the call is over, in the thread that carried it out, or now."""
-        self._work.on_done(callback)
+        """Run ``callback()`` when the call is over, in the thread that carried it out, or now.
+
+        Tensors with gaps hold the result by then. "Now" may be while the thread that carried the
+        call out is still on its way to fill them.
+        """
+        if not self._copies:
+            self._work.on_done(callback)
+            return
+
+        def filled() -> None:
+            self._deliver_if_well()
+            callback()
+
+        self._work.on_done(filled)
 
     def result(self) -> list[torch.Tensor]:
         """Return the output tensors."""
