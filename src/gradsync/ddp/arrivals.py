@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -21,6 +22,8 @@ _POLL_ELEMENTS = 1 << 16
 
 # Which backward is running: a re-entrant checkpoint begins another one inside.
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
+
+_identity = attrgetter("_cdata")
 
 Hook: TypeAlias = Callable[[Any], None]
 
@@ -58,6 +61,7 @@ class Arrivals:
         self._handles: list[Any] = []
         self._hooks: list[Any] = []
         self._hook_count = 0
+        self._identities: list[int] = []
         self._sizes: list[int] = []
         self.fired = bytearray(count)
         """1 for each parameter whose gradient has arrived in this pass."""
@@ -138,10 +142,10 @@ class Arrivals:
         for number in numbers:
             self.dirty[number] = self._params[number].grad is not None
 
-    def are_left(self) -> bool:
-        """Return whether there are gradients that the other ranks have not seen."""
-        params = zip(self._params, self.dirty, strict=True)
-        return any(is_dirty and param.grad is not None for param, is_dirty in params)
+    def unseen(self) -> list[torch.Tensor]:
+        """Return the gradients that the other ranks have not seen."""
+        grads = (param.grad for param, dirty in zip(self._params, self.dirty, strict=True) if dirty)
+        return [grad for grad in grads if grad is not None]
 
     # -- hooks ------------------------------------------------------------------------------------
 
@@ -163,13 +167,25 @@ class Arrivals:
         tables = [param._post_accumulate_grad_hooks for param in params]
         self._hooks = [table for table in tables if table is not None]
         self._hook_count = self._count_hooks()
+        self._anchor()
 
     def _count_hooks(self) -> int:
         return sum(map(len, self._hooks))
 
     def are_last(self) -> bool:
-        """Return whether no one has put hooks behind ours: they may change what we have sent."""
-        return self._count_hooks() == self._hook_count
+        """Return whether our hooks are there, and none behind them: it may change what was sent."""
+        same = list(map(_identity, self._params)) == self._identities
+        return same and self._count_hooks() == self._hook_count
+
+    def _anchor(self) -> None:
+        """Tell autograd of the tables of hooks that torch.utils.swap_tensors() has cut loose."""
+        identities = list(map(_identity, self._params))
+        params: Sequence[Any] = self._params
+        for param, now, before in zip(params, identities, self._identities, strict=False):
+            if now != before:
+                whole = getattr(param, "_param", param)
+                whole._post_accumulate_grad_hooks = whole._post_accumulate_grad_hooks
+        self._identities = identities
 
     def remove(self) -> None:
         """Take the hooks away."""

@@ -11,6 +11,7 @@ from operator import attrgetter, is_
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from gradsync.errors import UsageError
 
@@ -51,9 +52,12 @@ class Bucket:
         self._kept: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
 
     def _make_views(self) -> None:
+        # On a storage of their own: module.share_memory() moves that of each gradient it finds, and
+        # engines know where this bucket is.
+        own = from_dlpack(self.whole.view(torch.uint8)).view(self.whole.dtype)
         views, offset = [], 0
         for param in self.params:
-            views.append(slice_like(self.flat, offset, getattr(param, "local", param)))
+            views.append(slice_like(own, offset, getattr(param, "local", param)))
             offset += param.numel()
         self.views = views
         self._pairs = list(zip(self.params, views, strict=True))
@@ -61,7 +65,10 @@ class Bucket:
         self._places = list(map(_address, views))
 
     def _stay_in_place(self) -> None:
-        """Make new views if someone has moved one: ``param.grad.data = ...``, ``module.to()``."""
+        """Make new views if someone has moved one.
+
+        As do ``param.grad.data = ...``, ``module.to()`` and ``module.share_memory()``.
+        """
         if list(map(_address, self.views)) != self._places:
             self._make_views()
 

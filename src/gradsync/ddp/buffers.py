@@ -58,7 +58,8 @@ class BufferSync:
     def __init__(
         self, module: torch.nn.Module, group: ProcessGroup, ignored: frozenset[str]
     ) -> None:
-        self._parts = [(name, part._buffers) for name, part in module.named_modules()]
+        self._module = module
+        self._look_for_parts()
         self.group = group
         self._ignored = ignored
         self.hook: BufferHook | None = None
@@ -66,8 +67,15 @@ class BufferSync:
         self._kept: list[Parcel] = []
         self._kept_for: list[_Place] = []
 
+    def _look_for_parts(self) -> None:
+        named = list(self._module.named_modules())
+        self._parts = [(name, part._buffers) for name, part in named]
+        self._children = [(part._modules, list(part._modules.values())) for _, part in named]
+
     def named(self) -> dict[str, torch.Tensor]:
         """Return the buffers that take part."""
+        if any(list(children.values()) != seen for children, seen in self._children):
+            self._look_for_parts()  # a part was replaced
         found: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
         for prefix, buffers in self._parts:

@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from gradsync.ddp.comm_hooks.cast import cast_and_average
 from gradsync.ddp.comm_hooks.hook import CommHook
+from gradsync.ddp.sparse import sparse_parameters
 from gradsync.ddp.tensors_in import map_tensors
 from gradsync.errors import UsageError
 
@@ -63,6 +64,7 @@ class Caster:
         self._module = module
         self._precision = precision
         self._ignored = ignored
+        self._sparse = sparse_parameters(module)
         for name, buffer in module.named_buffers():
             if precision.buffer_dtype and buffer.is_floating_point() and name not in ignored:
                 buffer.data = buffer.to(precision.buffer_dtype)
@@ -75,7 +77,12 @@ class Caster:
         if self._precision.cast_root_forward_inputs:
             inputs, kwargs = map_tensors(_casting(dtype), (inputs, kwargs))
         named = self._module.named_parameters()
-        params = {n: _casting(dtype)(p) for n, p in named if n not in self._ignored}
+        cast, sparse = _casting(dtype), self._sparse
+        params = {
+            n: _CastSparse.cast(p, dtype) if id(p) in sparse else cast(p)
+            for n, p in named
+            if n not in self._ignored
+        }
         return functional_call(self._module, params, inputs, kwargs)
 
     def comm_hook(self) -> CommHook | None:
@@ -98,6 +105,26 @@ class Caster:
                     param.grad.data = low
 
         return keep_low
+
+
+class _CastSparse(torch.autograd.Function):
+    """The same for a parameter with sparse gradients, which torch cannot cast back."""
+
+    @classmethod
+    def cast(cls, param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the parameter in another type."""
+        cast: Any = cls.apply
+        result: torch.Tensor = cast(param, dtype)
+        return result
+
+    @staticmethod
+    def forward(ctx: Any, param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        ctx.dtype = param.dtype
+        return param.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad.to(ctx.dtype), None
 
 
 def _casting(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -1,10 +1,9 @@
 """``Reducer``: from a gradient that autograd has just accumulated to the mean over all ranks.
 
-A *pass* is one backward that is synchronised. Hooks count gradients in (``arrivals.py``); a full
-bucket is launched once all earlier ones have been; what is left is launched and awaited by a
-callback at the end of backward. The first pass launches nothing before its end: it learns in which
-order gradients arrive and how often each hook runs (more than once with re-entrant checkpoints),
-and the buckets are planned anew from that.
+A *pass* is one backward that is synchronised. Hooks count gradients in (``arrivals.py``); full
+buckets are launched in order, and the rest by a callback at the end of backward. The first pass
+only learns in which order gradients arrive and how often (more than once with re-entrant
+checkpoints); from that the buckets are planned anew.
 """
 
 from __future__ import annotations
@@ -278,6 +277,7 @@ class Reducer:
 
     def _launch(self, bucket: Bucket, missing: bytes | None) -> None:
         assert self._engine is not None
+        self.weight.check()
         if missing is None and self.weight.is_plain and self._engine.lend(bucket):
             self._launched += 1
             self.timing.note_launch()
@@ -302,6 +302,7 @@ class Reducer:
             self.on_unused()  # or all of them were replaced
             return
         arrivals.check_untouched(self.names)
+        self.weight.check()
         self._broken = _CUT_SHORT
         self.timing.note_computed()
         with torch.no_grad():
@@ -311,8 +312,7 @@ class Reducer:
             with explaining(WHILE_AVERAGING):
                 self._engine.finish()
             unused_before = self.unused
-            unused_here = self._settle()
-            unused_here += self._reduce_sparse()
+            unused_here = self._settle() + self._reduce_sparse()
         self.unused_changed |= self.passes > 0 and self.unused != unused_before
         self.timing.note_done()
         self._broken = None
@@ -321,6 +321,7 @@ class Reducer:
         self.passes += 1
         arrivals.dirty[:] = bytes(len(self.params))
         arrivals.end()
+        unused_here = [] if self.weight.discards else unused_here  # it counts for nothing
         self.weight.end()
         for callback in self.on_finish:
             callback()
@@ -360,8 +361,8 @@ class Reducer:
     def _reduce_sparse(self) -> list[int]:
         unused = []
         for number in self._sparse_numbers:
-            param = self.params[number]
             self.weight.discard((number,))
+            param = self.params[number]
             used = param.grad is not None and self.arrivals.missing((number,)) is None
             mean = mean_sparse(self.group, param, param.grad, used, self.weight.apply)
             if mean is not None:
@@ -376,10 +377,8 @@ class Reducer:
         names = ", ".join(self.names[n] for n in sorted(unused_here))
         nowhere = ", ".join(self.unused) or "none"
         if self.options.strict:
-            raise UsageError(
-                "strict=True, and in this backward these parameters got no gradient on rank "
-                f"{self.group.rank()}: {names}. On no rank: {nowhere}."
-            )
+            where = f"on rank {self.group.rank()}: {names}. On no rank: {nowhere}."
+            raise UsageError(f"strict=True, and these parameters got no gradient {where}")
         if not self._ever_unused:
             rank = self.group.rank()
             _log.info("no gradient on rank %d for: %s. On no rank: %s", rank, names, nowhere)
@@ -389,7 +388,7 @@ class Reducer:
 
     def set_weight(self, weight: float) -> None:
         """Give the next backward a weight."""
-        self.weight.set(weight, unweighted_before=self.arrivals.are_left())
+        self.weight.set(weight, self.arrivals.unseen())
 
     def close(self) -> None:
         """Take the hooks away and give the memory back."""

@@ -6,7 +6,8 @@ before and after each forward, and the choices of when gradients travel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from gradsync.ddp.options import DDPOptions
 from gradsync.ddp.parcel import broadcast_tensors
 from gradsync.ddp.reducer import Reducer, ReducerOptions
 from gradsync.ddp.shards import LocalShard, is_cut_up, local_part
+from gradsync.ddp.sparse import sparse_parameters
 from gradsync.ddp.tensors_in import tensors_in
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
@@ -84,7 +86,7 @@ class Replica:
         self.reducer.prepare()
 
     def _make_reducer(self, named: list[tuple[str, nn.Parameter]]) -> Reducer:
-        sparse = _sparse_parameters(self.module)
+        sparse = sparse_parameters(self.module)
         # A replica inside of this one synchronises its own parameters.
         inner = _synchronised_inside(self.module)
         own = [(name, param) for name, param in named if id(param) not in inner]
@@ -114,7 +116,7 @@ class Replica:
         """Plan anew when that is due, and synchronise buffers with those of a rank."""
         if self._is_new:
             self._take_over_optimizers()
-        syncs = self.sync_gradients and torch.is_grad_enabled()
+        syncs = self.sync_gradients and torch.is_grad_enabled() and not _in_transform()
         if syncs:
             self.reducer.check()
         # Buffers first: on a rank that accumulates, this is the forward before the one that plans.
@@ -126,7 +128,8 @@ class Replica:
 
     def buffers_are_due(self) -> bool:
         """Return whether the next forward synchronises buffers."""
-        return self.sync_buffers_next and self.options.forward_sync_buffers
+        together = not self._is_apart
+        return self.sync_buffers_next and self.options.forward_sync_buffers and together
 
     def _take_over_optimizers(self) -> None:
         self._is_new = False
@@ -139,8 +142,11 @@ class Replica:
         """Decide whether the backward of ``output`` will synchronise: it travels with the graph."""
         if self.buffers_are_due():
             self.buffer_sync.run(BufferHookLocation.POST_FORWARD)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or _in_transform():
             return
+        if self._leaf_hook is not None:
+            self._leaf_hook.remove()  # a leaf may be the same in each forward
+            self._leaf_hook = None
         self.reducer.armed = self.sync_buffers_next = self.sync_gradients
         if not self.sync_gradients:
             return
@@ -151,9 +157,7 @@ class Replica:
         for tensor in results:
             tensor.register_hook(opened)
         if tensors and not results:  # nothing to do here: torch.tensor(0.0, requires_grad=True)
-            if self._leaf_hook is not None:
-                self._leaf_hook.remove()  # a leaf may be the same in each forward
-            self._leaf_hook = tensors[0].register_hook(opened)
+            self._leaf_hook = tensors[0].register_hook(_opening(self.reducer))
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Average buckets by ``hook`` from now on; once only."""
@@ -213,6 +217,23 @@ class Replica:
         return type(None), ()
 
 
+def _in_transform() -> bool:
+    """Return whether this is inside of torch.func.grad() or the like, where no gradient is kept."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def _opening(reducer: Reducer) -> Callable[[object], None]:
+    """Return a hook that begins a pass, for a leaf: it may outlive the reducer and its group."""
+    found = weakref.ref(reducer)
+
+    def begin(_: object) -> None:
+        there = found()
+        if there is not None and not there.group.is_closed():
+            there.open()
+
+    return begin
+
+
 def named_parameters(module: nn.Module, ignored: frozenset[str]) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that take part, shared ones once."""
     return [(name, param) for name, param in module.named_parameters() if name not in ignored]
@@ -266,12 +287,4 @@ def _synchronised_inside(module: nn.Module) -> set[int]:
         for replica in replicas
         if isinstance(replica, Replica)
         for param in replica.reducer.whole_params
-    }
-
-
-def _sparse_parameters(module: nn.Module) -> set[int]:
-    return {
-        id(part.weight)
-        for part in module.modules()
-        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
     }

@@ -49,8 +49,8 @@ def replicate(
         forward_sync_buffers=forward_sync_buffers,
         strict=strict,
     )
-    replica: Any = Replica(module, resolve(process_group), options, ignored)
-    module._replica = replica
+    # Not by setattr(): what torch.compile() returns passes that on to the module inside.
+    module.__dict__["_replica"] = Replica(module, resolve(process_group), options, ignored)
     module.register_forward_pre_hook(_before_forward)
     module.register_forward_hook(_after_forward)
     return module

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from gradsync.group.group import ProcessGroup
 
-__all__ = ["mean_sparse"]
+__all__ = ["mean_sparse", "sparse_parameters"]
+
+
+def sparse_parameters(module: nn.Module) -> set[int]:
+    """Return the identities of the parameters whose gradients are sparse."""
+    return {
+        id(part.weight)
+        for part in module.modules()
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
+    }
 
 
 def mean_sparse(

@@ -26,17 +26,19 @@ class PassWeight:
         """What a backward counts for that was given no weight; None: the plain mean."""
         self._next: float | None = None
         self._spent = False
+        self._is_repeated = False
         self._sum = 0.0
         self._unit = 0.0
         self._kept: list[torch.Tensor | None] | None = None
 
-    def set(self, weight: float, *, unweighted_before: bool) -> None:
-        """Give the next backward a weight."""
+    def set(self, weight: float, unseen: list[torch.Tensor]) -> None:
+        """Give the next backward a weight; ``unseen`` are the gradients accumulated before it."""
         if not (math.isfinite(weight) and weight >= 0):
             raise UsageError(f"a weight is a finite number that is not negative, got {weight}")
-        if all(param.grad is None for param in self._params):
-            self.end()  # the gradients were dropped without having been synchronised
-        elif unweighted_before and self._next is None:
+        # One that is not zero ends the search, so this seldom looks at more than one.
+        if all(map(_is_zero, unseen)):
+            self.end()  # they were dropped without having been synchronised
+        elif self._next is None:
             raise UsageError(
                 "a backward without a weight came before in this accumulation; "
                 "call weight() before each one"
@@ -49,23 +51,26 @@ class PassWeight:
         if weight == 0:
             self._kept = [None if p.grad is None else p.grad.clone() for p in self._params]
             return
-        grads = [param.grad for param in self._params if param.grad is not None]
-        if self._unit and grads:
-            torch._foreach_mul_(grads, self._unit / weight)
+        if self._unit and unseen:
+            torch._foreach_mul_(unseen, self._unit / weight)
         self._unit = weight
 
     def begin(self) -> None:
-        """Note that a pass has begun."""
-        if self._spent:
-            raise UsageError(
-                "weight() was called for an earlier backward of this accumulation, but not for "
-                "this one; call it before each"
-            )
+        """Note that a pass has begun; it may turn out to accumulate nothing."""
+        self._is_repeated = self._spent
         self._spent = self._next is not None
 
     def unspend(self) -> None:
         """Take that back: nothing was accumulated."""
-        self._spent = False
+        self._spent = self._is_repeated
+
+    def check(self) -> None:
+        """Raise if this pass, which has accumulated something, was given no weight of its own."""
+        if self._is_repeated:
+            raise UsageError(
+                "weight() was called for an earlier backward of this accumulation, but not for "
+                "this one; call it before each"
+            )
 
     def accumulated(self, number: int) -> None:
         """Note a gradient that was accumulated without being synchronised."""
@@ -78,6 +83,11 @@ class PassWeight:
     def is_plain(self) -> bool:
         """Whether gradients go out as they are, with the same weight as everybody's."""
         return self._next is None and self.default is None
+
+    @property
+    def discards(self) -> bool:
+        """Whether this backward's gradients count for nothing."""
+        return self._kept is not None
 
     def discard(self, numbers: Sequence[int]) -> None:
         """Take a weightless backward's gradients away again."""
@@ -96,4 +106,10 @@ class PassWeight:
     def end(self) -> None:
         """Forget everything: the gradients have been synchronised."""
         self._next, self._spent, self._sum, self._unit = None, False, 0.0, 0.0
+        self._is_repeated = False
         self._kept = None
+
+
+def _is_zero(grad: torch.Tensor) -> bool:
+    values = grad._values() if grad.is_sparse else grad
+    return not values.any()

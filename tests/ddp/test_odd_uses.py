@@ -1,0 +1,259 @@
+"""What users do to a module after wrapping it, and what must not come in the way of the mean."""
+
+import copy
+
+import pytest
+import torch
+from models import ROWS, batch, chain
+from torch import nn
+
+import gradsync as dist
+from gradsync.ddp.mixed_precision import MixedPrecision
+from gradsync.testing import assert_same_on_all_ranks
+
+
+def step(wrapped, rank, seed=0):
+    """Return the means that the gradients of a backward must be, after having done it."""
+    module = getattr(wrapped, "module", wrapped)
+    alone = copy.deepcopy(module)
+    alone.zero_grad()
+    x = batch(10 * seed + rank, ROWS)
+    alone(x).square().sum().backward()
+    wrapped(x).square().sum().backward()
+    means = []
+    for param in alone.parameters():
+        mean = param.grad.clone()
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        means.append(mean)
+    return means
+
+
+def assert_mean(wrapped, rank, seed=0):
+    wrapped.zero_grad()
+    means = step(wrapped, rank, seed)
+    for param, mean in zip(wrapped.parameters(), means, strict=True):
+        torch.testing.assert_close(param.grad, mean)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("to_none", [True, False])
+def test_module_is_moved_to_torchs_shared_memory(rank, to_none):
+    wrapped = dist.DistributedDataParallel(chain())
+    for seed in range(3):
+        assert_mean(wrapped, rank, seed)
+    wrapped.module.share_memory()  # with the gradients there are
+    for seed in range(3):
+        wrapped.zero_grad(set_to_none=to_none)
+        means = step(wrapped, rank, seed)
+        for param, mean in zip(wrapped.parameters(), means, strict=True):
+            torch.testing.assert_close(param.grad, mean)
+
+
+@pytest.mark.ranks(2, may_leave=["environment"])  # the compiler's
+def test_compiled_module_is_replicated(rank):
+    model = dist.replicate(torch.compile(chain(), backend="eager"))
+    for seed in range(3):
+        model.zero_grad()
+        model(batch(10 * seed + rank, ROWS)).square().sum().backward()
+        for param in model.parameters():
+            assert_same_on_all_ranks(param.grad)
+    torch.compiler.reset()
+
+
+def weighted_mean(module, rank, weight):
+    """Return the gradients of a backward of this rank alone, as a weighted mean over ranks."""
+    alone = copy.deepcopy(module)
+    alone.zero_grad()
+    alone(batch(rank, ROWS)).square().sum().backward()
+    total = torch.tensor(float(weight))
+    dist.all_reduce(total)
+    means = []
+    for param in alone.parameters():
+        if param.grad is not None:
+            mean = param.grad * weight / total
+            dist.all_reduce(mean)
+            means.append(mean)
+    return means
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", ["to None", "to zero", "a frozen part keeps its own"])
+def test_weights_of_an_accumulation_that_was_dropped_do_not_count(rank, how):
+    wrapped = dist.DistributedDataParallel(chain())
+    module = wrapped.module
+    assert_mean(wrapped, rank)
+    if how == "a frozen part keeps its own":
+        module[0].requires_grad_(False)
+    trained = [param for param in module.parameters() if param.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    old = [p.grad.clone() for p in module.parameters() if not p.requires_grad]
+    optimizer.zero_grad()
+    with wrapped.no_sync():
+        wrapped.weight(5.0 + rank)
+        (wrapped(batch(rank, ROWS)).sum() * float("nan")).backward()
+    optimizer.zero_grad(set_to_none=how != "to zero")
+    wrapped.weight(1.0 + rank)
+    wrapped(batch(rank, ROWS)).square().sum().backward()
+    for param, mean in zip(trained, weighted_mean(module, rank, 1.0 + rank), strict=True):
+        torch.testing.assert_close(param.grad, mean)
+    left = [p.grad for p in module.parameters() if not p.requires_grad]
+    for now, before in zip(left, old, strict=True):
+        torch.testing.assert_close(now, before, rtol=0, atol=0)
+
+
+@pytest.mark.ranks(2)
+def test_weighted_accumulation_of_sparse_gradients(rank):
+    model = nn.Embedding(8, 2, sparse=True)
+    wrapped = dist.DistributedDataParallel(model)
+    for last in (False, True):
+        wrapped.require_backward_grad_sync = last
+        wrapped.weight(2.0 + rank)
+        wrapped(torch.tensor([1])).sum().backward()
+    torch.testing.assert_close(model.weight.grad.to_dense()[1], torch.ones(2))
+
+
+@pytest.mark.ranks(2)
+def test_buffers_of_a_part_that_was_replaced_are_kept_the_same(rank):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False))
+    wrapped = dist.DistributedDataParallel(model)
+    model[1] = nn.BatchNorm1d(4, affine=False)
+    for seed in range(3):
+        wrapped(torch.randn(8, 4) + seed + rank).sum().backward()
+    wrapped(torch.zeros(8, 4))
+    with torch.no_grad():
+        model[1].eval()
+        wrapped(torch.zeros(8, 4))  # has rank 0's before it runs
+    assert_same_on_all_ranks(model[1].running_mean)
+
+
+@pytest.mark.ranks(2)
+def test_parameters_are_swapped_for_others(rank):
+    wrapped = dist.DistributedDataParallel(chain())
+    assert_mean(wrapped, rank)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        wrapped.zero_grad()
+        wrapped.load_state_dict(copy.deepcopy(wrapped.state_dict()))
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    for seed in range(3):
+        assert_mean(wrapped, rank, seed)
+
+
+class Prompt(nn.Module):
+    """Returns its own parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.prompt = nn.Parameter(torch.ones(3))
+
+    def forward(self):
+        return self.prompt
+
+
+@pytest.mark.ranks(2)
+def test_module_that_returns_its_parameter_heeds_no_sync(rank):
+    wrapped = dist.DistributedDataParallel(Prompt())
+    prompt = wrapped.module.prompt
+    (wrapped() * (rank + 1)).sum().backward()
+    assert prompt.grad.tolist() == [1.5] * 3
+    prompt.grad = None
+    with wrapped.no_sync():
+        (wrapped() * (rank + 1)).sum().backward()
+    assert prompt.grad.tolist() == [rank + 1.0] * 3
+
+
+@pytest.mark.ranks(2)
+def test_module_that_returns_its_parameter_outlives_the_group(rank):
+    group = dist.new_group()
+    model = Prompt()
+    wrapped = dist.DistributedDataParallel(model, process_group=group)
+    (wrapped() * (rank + 1)).sum().backward()
+    model.prompt.grad = None
+    dist.barrier()
+    dist.destroy_process_group(group)
+    (model() * (rank + 1)).sum().backward()
+    assert model.prompt.grad.tolist() == [rank + 1.0] * 3
+
+
+@pytest.mark.ranks(2)
+def test_one_rank_alone_evaluates_a_copy_with_buffers(rank):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    wrapped = dist.DistributedDataParallel(model)
+    if rank == 0:
+        kept = copy.deepcopy(wrapped).eval()
+        with torch.no_grad():
+            kept(torch.ones(2, 4))
+    wrapped(torch.randn(8, 4)).sum().backward()
+    assert_same_on_all_ranks(model[0].weight.grad)
+
+
+@pytest.mark.ranks(2)
+def test_weight_may_follow_derivatives_of_the_same_micro_batch(rank):
+    wrapped = dist.DistributedDataParallel(chain())
+    for last in (False, True):
+        x = batch(rank, ROWS).requires_grad_()
+        wrapped.require_backward_grad_sync = last
+        loss = wrapped(x).square().sum()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        wrapped.weight(1.0 + rank)
+        (loss + slope.square().sum()).backward()
+    for param in wrapped.parameters():
+        assert_same_on_all_ranks(param.grad)
+
+
+@pytest.mark.ranks(2)
+def test_backward_without_a_weight_after_one_with_is_refused(rank):
+    wrapped = dist.DistributedDataParallel(chain())
+    with wrapped.no_sync():
+        wrapped.weight(1.0)
+        wrapped(batch(rank, ROWS)).sum().backward()
+    with pytest.raises(dist.UsageError, match="call it before each"):
+        wrapped(batch(rank, ROWS)).sum().backward()
+
+
+@pytest.mark.ranks(2)
+def test_functional_derivatives_make_no_calls(rank):
+    wrapped = dist.DistributedDataParallel(chain())
+    for seed in range(3):
+        assert_mean(wrapped, rank, seed)
+        params = {name: p.detach() for name, p in wrapped.named_parameters()}
+        x = batch(rank, ROWS)
+
+        def loss(values, x=x):
+            return torch.func.functional_call(wrapped, values, (x,)).square().sum()
+
+        if rank == 0:  # nobody else takes part
+            found = torch.func.grad(loss)(params)
+            alone = copy.deepcopy(wrapped.module)
+            alone.zero_grad()
+            alone(x).square().sum().backward()
+            for name, param in alone.named_parameters():
+                torch.testing.assert_close(found[f"module.{name}"], param.grad)
+
+
+@pytest.mark.ranks(2)
+def test_backward_that_counts_for_nothing_is_not_an_unused_parameter(rank):
+    wrapped = dist.DistributedDataParallel(chain(), strict=True)
+    for _ in range(3):
+        wrapped.zero_grad()
+        wrapped.weight(float(rank))  # that of rank 0 counts for nothing
+        wrapped(batch(rank, ROWS)).sum().backward()
+        for param in wrapped.parameters():
+            assert_same_on_all_ranks(param.grad)
+
+
+@pytest.mark.ranks(2)
+def test_sparse_gradients_under_mixed_precision(rank):
+    model = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Linear(4, 2))
+    precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    wrapped = dist.DistributedDataParallel(model, mixed_precision=precision)
+    for _ in range(3):
+        wrapped.zero_grad()
+        wrapped(torch.tensor([rank, 3])).float().square().sum().backward()
+        gradient = model[0].weight.grad
+        assert gradient.is_sparse
+        assert gradient.dtype == torch.float32
+        rows = gradient.coalesce()
+        assert rows.indices().tolist() == [[0, 1, 3]]
+        assert_same_on_all_ranks(rows.values())
