@@ -4,12 +4,11 @@
 #include <nanobind/stl/string.h>
 
 #include <memory>
-#include <thread>
 
 #include "bindings/callback.h"
 #include "bindings/session.h"
-#include "common/background.h"
 #include "common/fork.h"
+#include "common/lent_thread.h"
 #include "store/server.h"
 
 namespace nb = nanobind;
@@ -24,25 +23,23 @@ class Answering {
       : work_(std::make_shared<Work>(Work{
             nb::cast<Session*>(session), server.is_none() ? nullptr : nb::cast<Server*>(server),
             keep_alive(session), keep_alive(standing), keep_alive(server)})),
-        thread_(start_background([work = work_] { work->run(); })) {}
+        thread_(std::make_unique<LentThread>([work = work_] { work->run(); })) {}
   ~Answering() { stop(); }
   Answering(const Answering&) = delete;
   Answering& operator=(const Answering&) = delete;
 
   void stop() {
-    if (thread_ == nullptr) return;
+    // Ours alone from here on: another thread may call this when Python's lock is given back.
+    auto thread = std::move(thread_);
+    if (thread == nullptr) return;
     work_->session->stop_answering();
     if (started_in_ != fork_generation()) {
-      static_cast<void>(thread_.release());  // a forked child does not have it
+      static_cast<void>(thread.release());  // a forked child does not have it
       return;
     }
-    if (thread_->get_id() == std::this_thread::get_id()) {
-      thread_->detach();  // the last reference was dropped while it answered
-    } else {
-      const Unlocked unlocked;  // it may be in Python
-      thread_->join();
-    }
-    thread_.reset();
+    if (thread->is_current()) return;  // the last reference was dropped while it answered
+    const Unlocked unlocked;           // it may be in Python
+    thread->wait();
   }
 
  private:
@@ -77,7 +74,7 @@ class Answering {
   };
 
   std::shared_ptr<const Work> work_;
-  std::unique_ptr<std::thread> thread_;
+  std::unique_ptr<LentThread> thread_;
   std::uint64_t started_in_ = fork_generation();
 };
 

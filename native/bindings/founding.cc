@@ -94,10 +94,9 @@ class Link {
 
 // Everybody's words and the session; no session when the ranks are to meet at the store.
 nb::tuple receive_all(store::Server& server, const std::string& door, const nb::bytes& secret,
-                      std::size_t staging_bytes, const nb::bytes& words,
-                      std::vector<std::string> keys, double patience_s, double timeout_s) {
-  const Reception reception{door, secret_of(secret), staging_bytes, text_of(words),
-                            std::move(keys)};
+                      std::size_t staging_bytes, const nb::bytes& words, std::size_t ranks,
+                      const std::string& slots, double patience_s, double timeout_s) {
+  const Reception reception{door, secret_of(secret), staging_bytes, text_of(words), ranks, slots};
   std::vector<std::string> all;
   std::unique_ptr<Session> session;
   run_released([&] {
@@ -129,8 +128,8 @@ void bind_founding(nb::module_& module) {
            nb::arg("timeout_s"), nb::arg("world") = nb::none(), nb::arg("words") = nothing)
       .def_prop_ro("words", &Link::words);
   module.def("receive", &receive_all, nb::arg("server"), nb::arg("door"), nb::arg("secret"),
-             nb::arg("staging_bytes"), nb::arg("words"), nb::arg("keys"), nb::arg("patience_s"),
-             nb::arg("timeout_s"));
+             nb::arg("staging_bytes"), nb::arg("words"), nb::arg("ranks"), nb::arg("slots"),
+             nb::arg("patience_s"), nb::arg("timeout_s"));
 }
 
 }  // namespace gradsync

@@ -29,11 +29,13 @@ class Perseverance {
       pause_briefly();
     }
     spins_.store(std::max(spins / 2, least), std::memory_order_relaxed);
+    const auto end = Deadline::Clock::now() + patience.yielding;
     for (int i = 0; i < patience.yields; ++i) {
       if (news()) return true;
       const auto start = Deadline::Clock::now();
       ::sched_yield();
-      if (Deadline::Clock::now() - start > long_yield) break;  // somebody else wants the core
+      const auto now = Deadline::Clock::now();
+      if (now - start > long_yield || now > end) break;  // somebody else wants the core
     }
     return news();
   }

@@ -1,6 +1,7 @@
 #include "session/founding.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -147,7 +148,7 @@ void Founder::leave_guests_cores() const {
   for (const Guest& guest : guests_) {
     taken.add(identities_[static_cast<std::size_t>(guest.index)].core);
   }
-  if (taken.has(Identity::own().core)) move_off(taken);
+  if (taken.has(static_cast<std::uint32_t>(::sched_getcpu()))) move_off(taken);
 }
 
 void Founder::turn_away(const Status& why) {

@@ -1,6 +1,6 @@
 #include "session/reception.h"
 
-#include <utility>
+#include <string>
 
 #include "session/founding.h"
 
@@ -20,11 +20,11 @@ std::string hex_of(const store::Id& id) {
 // Waits for everybody and takes down what they say.
 Status gather(Founder& founder, const Reception& reception, Deadline patience,
               std::vector<std::string>& all) {
-  founder.prepare(static_cast<int>(reception.keys.size()), reception.staging_bytes, nullptr);
+  founder.prepare(static_cast<int>(reception.ranks), reception.staging_bytes, nullptr);
   Status status = founder.gather({}, patience);
   if (status.ok()) status = founder.check_guests();
   if (!status.ok()) return status;
-  all.resize(reception.keys.size());
+  all.resize(reception.ranks);
   all[0] = reception.words;
   for (const Guest& guest : founder.guests()) {
     all[static_cast<std::size_t>(guest.index)] = guest.words;
@@ -39,7 +39,7 @@ Status let_in(Founder& founder, const Reception& reception, store::Server& serve
   store::Entries entries;
   std::string told = hex_of(server.instance());
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    entries.emplace_back(reception.keys[rank], all[rank]);
+    entries.emplace_back(reception.slots + std::to_string(rank), all[rank]);
     told += '\n' + all[rank];
   }
   // Whoever has been let in may connect at once. It is answered when somebody runs the server: to

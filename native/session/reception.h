@@ -18,8 +18,9 @@ struct Reception {
   std::string door;
   Secret secret{};
   std::size_t staging_bytes = 0;
-  std::string words;              // what rank 0 says of itself
-  std::vector<std::string> keys;  // by rank, where in the store everybody's words are to be
+  std::string words;  // what rank 0 says of itself
+  std::size_t ranks = 0;
+  std::string slots;  // where everybody's words are to be in the store, followed by the rank
 };
 
 // Rank 0's part; the name of `server` is taken already. When this succeeds others may connect to

@@ -1,8 +1,5 @@
 #include "store/server.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <system_error>
 #include <utility>
 
@@ -68,18 +65,12 @@ Status Server::run() {
   }
   const std::lock_guard<std::mutex> lock(starting_);
   if (thread_ != nullptr) return Status::success();
-  // The thread must not take signals that are meant for the program.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   Status status;
   try {
-    thread_ = std::make_unique<std::thread>([loop = loop_.get()] { loop->run(); });
+    thread_ = std::make_unique<LentThread>([loop = loop_.get()] { loop->run(); });
   } catch (const std::system_error& error) {
     status = Status::from_errno("starting the store's server", error.code().value());
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return status;
 }
 
@@ -93,7 +84,7 @@ Server::~Server() {
   }
   if (thread_ == nullptr) return;
   loop_->stop();
-  thread_->join();
+  thread_->wait();
 }
 
 }  // namespace gradsync::store

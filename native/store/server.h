@@ -7,10 +7,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "common/lent_thread.h"
 #include "common/status.h"
 #include "store/handshake.h"
 #include "store/socket.h"
@@ -50,7 +50,7 @@ class Server {
 
   std::unique_ptr<ServerLoop> loop_;
   std::mutex starting_;
-  std::unique_ptr<std::thread> thread_;  // under the lock until it was started
+  std::unique_ptr<LentThread> thread_;  // under the lock until it was started
   std::uint16_t port_ = 0;
   std::uint64_t generation_ = 0;
 };

@@ -23,8 +23,9 @@ namespace gradsync {
 
 // How long a waiter stays on its core before it sleeps.
 struct Patience {
-  int spins = 0;   // polls with a pause instruction between them
-  int yields = 0;  // polls with sched_yield between them
+  int spins = 0;                        // polls with a pause instruction between them
+  int yields = 0;                       // polls with sched_yield between them
+  std::chrono::nanoseconds yielding{};  // for how long at most
 };
 
 // Spinning pays only while every rank has a core of its own; otherwise the one we wait for may be

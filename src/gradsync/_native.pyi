@@ -43,7 +43,8 @@ def receive(
     secret: bytes,
     staging_bytes: int,
     words: bytes,
-    keys: list[str],
+    ranks: int,
+    slots: str,
     patience_s: float,
     timeout_s: float,
 ) -> tuple[list[bytes], Session | None]: ...

@@ -122,9 +122,9 @@ def read_seconds(name: str) -> float:
 
 def reject_unknown() -> None:
     """Raise ``UsageError`` when the environment has a ``GRADSYNC_*`` name that does not exist."""
-    unknown = sorted(set(_native.variables_of("GRADSYNC_")).difference(_DEFAULTS))
+    unknown = [name for name in _native.variables_of("GRADSYNC_") if name not in _DEFAULTS]
     if unknown:
         raise UsageError(
-            f"unknown environment variable {', '.join(unknown)}; gradsync knows "
+            f"unknown environment variable {', '.join(sorted(unknown))}; gradsync knows "
             f"{', '.join(sorted(_DEFAULTS))}. Correct the name or unset it."
         )

@@ -59,6 +59,15 @@ def test_evidence_of_this_process():
     assert host_evidence() == me
 
 
+def test_evidence_is_looked_for_anew_where_it_decides(monkeypatch):
+    me = host_evidence()
+    monkeypatch.setattr(os, "getuid", lambda: me.uid + 1)
+    assert host_evidence() == me  # at a door, which has shown that ranks reach each other
+    assert host_evidence(anew=True).uid == me.uid + 1
+    monkeypatch.undo()
+    assert host_evidence(anew=True) == me
+
+
 def test_dead_means_seen_to_be_dead():
     me = host_evidence()
     assert not is_dead(me, me)

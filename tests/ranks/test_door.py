@@ -87,7 +87,7 @@ def test_interrupted_when_all_have_met(rank, address, victim, monkeypatch):
         def interrupt(words):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(door, "_members", interrupt)
+        monkeypatch.setattr(door, "_joined", interrupt)
         with pytest.raises(KeyboardInterrupt) as kept:
             dist.create_world(init_method=address, rank=rank, world_size=2)
         monkeypatch.undo()
@@ -100,6 +100,16 @@ def test_interrupted_when_all_have_met(rank, address, victim, monkeypatch):
     assert sum_of_ranks(world) == 1
     world.close()
     del kept, world  # the error has this frame, which has the world
+
+
+@pytest.mark.ranks(2)
+def test_everyone_knows_where_everyone_runs(rank, address, group):
+    world = dist.create_world(init_method=address, rank=rank, world_size=2)
+    pids: list[int] = [0, 0]
+    dist.all_gather_object(pids, os.getpid())
+    assert [evidence.pid for evidence in world.members.evidence] == pids
+    assert len({evidence.boot_id for evidence in world.members.evidence}) == 1
+    world.close()
 
 
 @pytest.mark.ranks(2)

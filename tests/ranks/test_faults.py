@@ -215,6 +215,8 @@ if os.environ["RANK"] == "1":
         time.sleep(0.3)  # until the others have seen it arrive
         {act}
     forming.reach = fail
+else:
+    forming._LOOK_S = {look_s}
 start = time.monotonic()
 try:
     dist.init_process_group(init_method="file://{tmp_path}/meet", rank=int(os.environ["RANK"]),
@@ -223,18 +225,22 @@ except dist.PeerLostError as error:
     assert time.monotonic() - start < 20  # of which most is waiting for slow starters
     print("told:", error)
     sys.exit(0)
+except ValueError:
+    os._exit(1)  # before the others look what it had to say
 """
 
 
 @pytest.mark.parametrize(
-    ("act", "expected"),
+    ("act", "look_s", "expected"),
     [
-        ("os.kill(os.getpid(), 9)", "ended before the group was formed"),
-        ("raise ValueError('no map today')", "failed before the group was formed: ValueError"),
+        ("os.kill(os.getpid(), 9)", 0.1, "ended before the group was formed"),
+        ("raise ValueError('no map')", 0.1, "failed before the group was formed: ValueError"),
+        # They see its end before they look what it had to say.
+        ("raise ValueError('no map')", 1.0, "failed before the group was formed: ValueError"),
     ],
 )
-def test_rank_that_is_lost_between_arrival_and_group_is_named(tmp_path, act, expected):
-    script = FORMING.format(act=act, tmp_path=tmp_path)
+def test_rank_that_is_lost_between_arrival_and_group_is_named(tmp_path, act, look_s, expected):
+    script = FORMING.format(act=act, look_s=look_s, tmp_path=tmp_path)
     ranks = [start(tmp_path, script, RANK=str(rank)) for rank in range(3)]
     outputs = [rank.communicate(timeout=60) for rank in ranks]
     for rank in (0, 2):

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import threading
 import time
 from datetime import timedelta
 
@@ -70,13 +71,15 @@ def await_threads(count: int) -> None:
 
 
 @pytest.mark.ranks(2, group=False)
-def test_a_world_that_is_dropped_leaves_no_thread(rank, store):
-    before = count_threads()
-    world = dist.create_world(store=store, rank=rank, world_size=2)
-    await_threads(before + 1)
-    world.barrier()
-    del world
-    await_threads(before)
+def test_worlds_that_are_dropped_give_their_threads_back(rank, store):
+    for _ in range(2):  # as many threads as rest in between
+        dist.create_world(store=store, rank=rank, world_size=2).barrier()
+    time.sleep(0.1)  # until they do
+    worlds = [dist.create_world(store=store, rank=rank, world_size=2) for _ in range(6)]
+    together = count_threads()
+    worlds[-1].barrier()
+    worlds.clear()
+    await_threads(together - 4)  # six had one each, and two rest
 
 
 @pytest.mark.ranks(2)
@@ -325,3 +328,21 @@ def test_shm_is_what_none_means():
     dist.init_process_group(world_size=1)
     assert isinstance(dist.group.WORLD.backend, ShmBackend)
     dist.destroy_process_group()
+
+
+@pytest.mark.ranks(1)
+def test_two_threads_close_a_world(rank):
+    for _ in range(100):
+        world = dist.create_world(world_size=1)
+        together = threading.Barrier(2)
+
+        def close(world=world, together=together):
+            together.wait()
+            world.close()
+
+        threads = [threading.Thread(target=close) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert world.is_closed()

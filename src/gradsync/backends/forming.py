@@ -219,13 +219,16 @@ class _Forming:
 
     def _find_lost(self, ranks: Sequence[int]) -> None:
         """Raise when one of ``ranks`` will not come: it failed, is dead or has left the world."""
+        self._find_failed(ranks)
+        self._find_gone(ranks)  # first: it may have said why before it died
+        self._find_dead(ranks)
+
+    def _find_failed(self, ranks: Iterable[int]) -> None:
         store = self._bootstrap.store
         for rank in ranks:
             if store.check([failure_key(rank)]):
                 why = store.get(failure_key(rank)).decode("utf-8", "replace")
                 self._lost(rank, f"failed before the group was formed: {why}")
-        self._find_gone(ranks)  # first: it may have said why before it died
-        self._find_dead(ranks)
 
     def _find_dead(self, ranks: Iterable[int]) -> None:
         evidence = self._bootstrap.evidence
@@ -247,15 +250,18 @@ class _Forming:
                 self._lost(rank, "left the world before the group was formed")
 
     def cause_of(self, error: _native.StatusError) -> _native.StatusError:
-        """Return what a lost connection came from, if a rank is gone."""
-        if error.args[0] == "connection":
-            others = [r for r in range(len(self._bootstrap.evidence)) if r != self._bootstrap.rank]
-            try:
-                self._find_lost(others)
-            except _native.StatusError as cause:
-                return cause
-            except DistError:
-                pass  # the store went, too
+        """Return what a lost connection came from, or what a rank said before it ended."""
+        code, _, ranks = error.args
+        try:
+            if code == "connection":
+                size = len(self._bootstrap.evidence)
+                self._find_lost([rank for rank in range(size) if rank != self._bootstrap.rank])
+            elif code == "peer_lost":
+                self._find_failed(ranks)
+        except _native.StatusError as cause:
+            return cause
+        except DistError:
+            pass  # the store went, too
         return error
 
     def _lost(self, rank: int, what: str) -> NoReturn:

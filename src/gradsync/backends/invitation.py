@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from gradsync import _native
 from gradsync.backends.translate import forming_error
+from gradsync.backends.waits import watch_waits
 from gradsync.stores.unix import UnixStore
 
 __all__ = ["STAGING_BYTES", "Invitation", "card_of", "reach"]
@@ -23,6 +24,7 @@ class Invitation:
     """Both a ``Preparation`` and a ``Door`` of the rendezvous."""
 
     def __init__(self) -> None:
+        watch_waits()
         self.session: _native.Session | None = None
         """What this rank got at the door."""
         self.server: _native.StoreServer | None = None
@@ -72,14 +74,23 @@ class Invitation:
         name: str,
         secret: bytes,
         words: bytes,
-        keys: list[str],
+        world_size: int,
+        slots: str,
         patience_s: float,
         limit_s: float,
     ) -> list[bytes]:
         """Let everybody in who comes to rank 0's door; return what each said, or nothing."""
         try:
             said, self.session = _native.receive(
-                store.server, name, secret, STAGING_BYTES, words, keys, patience_s, limit_s
+                store.server,
+                name,
+                secret,
+                STAGING_BYTES,
+                words,
+                world_size,
+                slots,
+                patience_s,
+                limit_s,
             )
         except _native.StatusError as error:
             raise forming_error(error) from None

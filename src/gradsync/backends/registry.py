@@ -158,6 +158,11 @@ class BackendConfig:
         """Return the backend of each kind of device."""
         return dict(self._map)
 
+    @property
+    def only(self) -> str:
+        """The one backend of the one device; nothing when there are more."""
+        return next(iter(self._map.values())) if len(self._map) == 1 else ""
+
     def __str__(self) -> str:
         return ",".join(f"{device}:{name}" for device, name in self._map.items())
 
@@ -178,6 +183,8 @@ def engine_of(config: BackendConfig, world: Engine | None = None) -> str:
 
     A sub-group may have that of its ``world``, which need not be one that can be asked for.
     """
+    if config.only in _OURS:
+        return config.only
     names = set(config.get_device_backend_map().values())
     for name in sorted(names):
         if not is_known(name) and (world is None or name != world.name):

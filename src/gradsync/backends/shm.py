@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gradsync import _native
@@ -47,7 +46,7 @@ class ShmBackend:
     def __init__(self, session: _native.Session) -> None:
         self._session = session
         self._broken: DistBackendError | None = None
-        self._stop_answering: Callable[[], object] = lambda: None
+        self._answering: _native.Answering | None = None
         self._has_left = self._has_aborted = False
         # What asynchronous calls work on must live as long as they do, whoever drops their handles.
         self._in_flight: deque[tuple[_native.Pending, Call]] = deque()
@@ -60,7 +59,8 @@ class ShmBackend:
     @classmethod
     def open(cls, bootstrap: Bootstrap) -> ShmBackend:
         """Meet the other ranks in shared memory; all of them must be on this host."""
-        watch_waits()
+        if bootstrap.invitation is None:
+            watch_waits()  # else that was done before anybody was met
         world = bootstrap.world._session if isinstance(bootstrap.world, ShmBackend) else None
         session = share_memory(bootstrap, world)
         session.name = bootstrap.group
@@ -69,13 +69,9 @@ class ShmBackend:
             session.ask_through(world, list(bootstrap.places))
         else:
             invitation = bootstrap.invitation
-            backend._answer_peers(None if invitation is None else invitation.server)
+            server = None if invitation is None else invitation.server
+            backend._answering = _native.Answering(session, answer, server)
         return backend
-
-    def _answer_peers(self, server: _native.StoreServer | None) -> None:
-        answering = _native.Answering(self._session, answer, server)
-        # Also when the backend is dropped, and at the end of the process.
-        self._stop_answering = weakref.finalize(self, answering.stop)
 
     def submit(self, call: Call) -> Work:
         """Carry out a call, or hand it in, and return its handle."""
@@ -164,7 +160,8 @@ class ShmBackend:
                 self._tell_of_failures()
         finally:  # also when Ctrl-C cuts the moment short
             self._in_flight.clear()
-            self._stop_answering()
+            if self._answering is not None:
+                self._answering.stop()
 
     def _tell_of_failures(self) -> None:
         """Say it if a call failed and nobody has asked how it went, nor made one after it."""

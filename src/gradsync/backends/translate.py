@@ -209,6 +209,8 @@ def stands_at(standings: Iterable[tuple[int, str]]) -> str:
 
 def no_memory_error(error: _native.StatusError) -> DistError:
     """Return the exception for shared memory that could not be had."""
+    if error.args[0] == "invalid":  # in a forked child
+        return UsageError(error.args[1])
     return BackendUnavailable(
         f"shared memory could not be reserved: {error.args[1]}. "
         f"Free memory, or raise the container's memory limit."

@@ -13,11 +13,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
-from types import FrameType
+from types import FrameType, ModuleType
 
 from gradsync import _native
 from gradsync.backends.ops import describe
-from gradsync.config import read_seconds
+from gradsync.config import read, read_seconds
 
 __all__ = [
     "OUR_FOLDER",
@@ -42,12 +42,13 @@ _DEEPEST = 8
 def watch_waits() -> None:
     """Make the core tell of long waits, and know which files are not the user's."""
     # Found without importing it: this layer does not know torch.
-    torch = sys.modules.get("torch")
-    _watch(read_seconds("GRADSYNC_LATE_AFTER"), tuple(getattr(torch, "__path__", ())))
+    _watch(read("GRADSYNC_LATE_AFTER"), sys.modules.get("torch"))
 
 
-@lru_cache(maxsize=1)  # every new world says the same again
-def _watch(late_after_s: float, others: tuple[str, ...]) -> None:
+@lru_cache(maxsize=1)  # every new world says the same again; the text is only looked at for that
+def _watch(_: str, torch: ModuleType | None) -> None:
+    late_after_s = read_seconds("GRADSYNC_LATE_AFTER")
+    others = getattr(torch, "__path__", ())
     _native.set_own_folders([OUR_FOLDER, *(folder + os.sep for folder in others)])
     _native.tell_of_long_waits(late_after_s, tell_late)
 

@@ -37,29 +37,30 @@ class HostEvidence(NamedTuple):
         return f"pid {self.pid} on {self.host}"
 
 
-def host_evidence() -> HostEvidence:
-    """Return the evidence of the calling process.
+def host_evidence(*, anew: bool = False) -> HostEvidence:
+    """Return the evidence of the calling process, as it was when last looked for ``anew``.
 
     >>> host_evidence().pid == os.getpid()
     True
     """
-    pid = os.getpid()
-    started, pid_namespace = _own_birth(pid)
+    if anew:
+        _evidence_of_own.cache_clear()
+    return _evidence_of_own(os.getpid())
+
+
+# To look takes longer than anything else that ranks do to meet at a door, and whoever comes to one
+# has shown that it can. Elsewhere a process may have changed its user or its network since.
+@lru_cache(maxsize=1)
+def _evidence_of_own(pid: int) -> HostEvidence:
     return HostEvidence(
         _boot_id(),
         " ".join(socket.gethostname().split()),  # records have tabs between fields
         pid,
-        started,
+        start_time(pid),
         os.getuid(),
         _inode("/proc/self/ns/net"),
-        pid_namespace,
+        _inode("/proc/self/ns/pid"),
     )
-
-
-@lru_cache(maxsize=1)
-def _own_birth(pid: int) -> tuple[int, int]:
-    """Return when and in which pid namespace this process began; neither changes."""
-    return start_time(pid), _inode("/proc/self/ns/pid")
 
 
 def start_time(pid: int) -> int:
@@ -115,7 +116,6 @@ def islands(evidence: Sequence[HostEvidence], reachable: Mapping[int, int]) -> l
     return [[rank for rank in range(size) if leader[rank] == head] for head in sorted(set(leader))]
 
 
-@lru_cache(maxsize=1)
 def _boot_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
@@ -72,7 +72,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, Torch
         self.set_timeout(timeout_s)
         self.children: list[ProcessGroup] = []
         """Sub-groups, when this is a world."""
-        self.made: Counter[tuple[int, ...]] = Counter()
+        self.made: defaultdict[tuple[int, ...], int] = defaultdict(int)
         """Sub-groups made so far, for names that were never used: under () those that all ranks
         know of, under their ranks those that only their members do."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gradsync.base.host import HostEvidence
@@ -20,7 +21,7 @@ class Members(NamedTuple):
     """World ranks in the order of their ranks in the group."""
     rank: int
     """The caller's rank in the group."""
-    evidence: tuple[HostEvidence, ...] = ()
+    evidence: Sequence[HostEvidence] = ()
     """Where each member runs."""
     store: Store | None = None
     """The world's store, for groups to come."""

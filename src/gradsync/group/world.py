@@ -61,7 +61,7 @@ def default_group() -> ProcessGroup | None:
 def replace_default_group(group: ProcessGroup | None) -> None:
     """Make ``group`` the default one; in a thread that is a rank, that thread's."""
     global _default
-    if getattr(_of_thread, "group", None) is not None:
+    if _threads_are_ranks and getattr(_of_thread, "group", None) is not None:
         _of_thread.group = group
     else:
         _default = group

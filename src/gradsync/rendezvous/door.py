@@ -14,15 +14,17 @@ before.
 from __future__ import annotations
 
 import hashlib
-import os
+import itertools
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from gradsync.base.deadline import Deadline
 from gradsync.base.host import host_evidence
+from gradsync.base.later import Later
 from gradsync.errors import DistNetworkError, DistStoreError, RendezvousError
-from gradsync.rendezvous.join import Joined, slot
+from gradsync.rendezvous.join import Joined, slots
 from gradsync.rendezvous.member import Member, decode
 from gradsync.rendezvous.place import UnixPlace
 from gradsync.rendezvous.resolve import keep_served, reach_later, reserve
@@ -39,6 +41,7 @@ _OPEN_S = 1.0
 _MOMENT_S = 0.0005
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 0.02
 _SEPARATOR = b"\n"  # not within a record
+_attempts = itertools.count(1)
 
 
 class Door(Protocol):
@@ -50,7 +53,8 @@ class Door(Protocol):
         name: str,
         secret: bytes,
         words: bytes,
-        keys: list[str],
+        world_size: int,
+        slots: str,
         patience_s: float,
         limit_s: float,
     ) -> list[bytes]:
@@ -58,7 +62,7 @@ class Door(Protocol):
 
         Returns what each said; nothing when somebody does not come as they should, and all are to
         meet at the store. In either case others may connect to it then; when all have come, what
-        each said is there under ``keys``.
+        each said is there, under ``slots`` followed by its rank.
         """
 
     def knock(self, name: str, moment_s: float) -> bool:
@@ -106,11 +110,12 @@ def _open(store: UnixStore, spec: Spec, deadline: Deadline, door: Door) -> Joine
         _name(store),
         _secret(spec.token),
         _introduction(spec),
-        [slot(0, rank) for rank in range(spec.world_size)],
+        spec.world_size,
+        slots(0),
         min(_OPEN_S, deadline.remaining() / 4),
         deadline.remaining(),
     )
-    return Joined(0, tuple(_members(said))) if said else None
+    return _joined(said) if said else None
 
 
 def _come(
@@ -130,7 +135,7 @@ def _come(
             if words:
                 instance, *records = words.split(_SEPARATOR)
                 store.instance = bytes.fromhex(instance.decode())
-                return store, Joined(0, tuple(_members(records)))
+                return store, _joined(records)
             if deadline.expired():
                 raise RendezvousError(
                     f"rank {spec.rank} of {spec.world_size} has been waiting for rank 0 at "
@@ -149,19 +154,25 @@ def _name(store: UnixStore) -> str:
     return f"gradsync/{store.name}/door"
 
 
+@lru_cache(maxsize=1)
 def _secret(token: str) -> bytes:
     """Return what shows that a rank knows the job's token."""
     return hashlib.blake2b(token.encode(), digest_size=16, person=b"gradsync door").digest()
 
 
 def _introduction(spec: Spec) -> bytes:
-    attempt = os.urandom(4).hex()
+    attempt = f"door-{next(_attempts)}"
     me = Member(spec.rank, spec.world_size, spec.local_rank, host_evidence(), attempt)
     return me.encode()
 
 
-def _members(words: Sequence[bytes]) -> list[Member]:
-    return [record for record in map(decode, words) if isinstance(record, Member)]
+def _joined(words: Sequence[bytes]) -> Joined:
+    # Read when somebody is to be named. All have one kernel: they came to one Unix socket.
+    return Joined(0, Later(len(words), lambda: _members(words)), one_host=True)
+
+
+def _members(words: Sequence[bytes]) -> tuple[Member, ...]:
+    return tuple(record for record in map(decode, words) if isinstance(record, Member))
 
 
 def _connects(store: UnixStore, spec: Spec) -> bool:

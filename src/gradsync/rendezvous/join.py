@@ -43,7 +43,9 @@ class Joined(NamedTuple):
     """The outcome of a round: its number on this store, and everyone in rank order."""
 
     generation: int
-    members: tuple[Member, ...]
+    members: Sequence[Member]
+    one_host: bool = False
+    """Whether all are known to be on this host."""
 
 
 class Preparation(Protocol):
@@ -76,7 +78,8 @@ def join(
     a bad verdict.
     """
     card = "" if preparation is None else preparation.card(rank, world_size)
-    me = Member(rank, world_size, local_rank, host_evidence(), secrets.token_hex(4), card)
+    evidence = host_evidence(anew=True)
+    me = Member(rank, world_size, local_rank, evidence, secrets.token_hex(4), card)
     return _Arrival(store, me, deadline, serves, preparation).run()
 
 
@@ -92,7 +95,12 @@ def leave(store: Store, joined: Joined, rank: int) -> None:
 
 def slot(generation: int, rank: int) -> str:
     """Return the key under which a rank's record is."""
-    return f"{_ROOT}/{generation}/{rank}"
+    return f"{slots(generation)}{rank}"
+
+
+def slots(generation: int) -> str:
+    """Return what the keys of all ranks' records begin with; their ranks follow."""
+    return f"{_ROOT}/{generation}/"
 
 
 class _Arrival:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from gradsync.base.deadline import Deadline, Timeout
+from gradsync.base.host import HostEvidence
+from gradsync.base.later import Later
 from gradsync.config import environment
 from gradsync.errors import DistNetworkError, DistStoreError, RendezvousError, UsageError
 from gradsync.rendezvous.door import Door, meet_at_door
@@ -43,12 +45,17 @@ class Meeting(NamedTuple):
     store: Store
     rank: int
     world_size: int
-    members: tuple[Member, ...]
+    members: Sequence[Member]
     generation: int
     local_rank: int
     local_world_size: int
     root: Store
     """The store that ``store`` is a part of."""
+
+    @property
+    def evidence(self) -> Sequence[HostEvidence]:
+        """Where everyone runs, in rank order."""
+        return Later(self.world_size, lambda: tuple(member.evidence for member in self.members))
 
     def leave(self) -> None:
         """Give this rank's number back, so that another process may take it; never raises."""
@@ -161,12 +168,14 @@ def _open(spec: Spec, deadline: Deadline) -> Store:
 
 
 def _meeting(store: Store, joined: Joined, rank: int, world_size: int, local_rank: int) -> Meeting:
-    me = joined.members[rank].evidence
-    here = [
-        member.rank
-        for member in joined.members
-        if member.rank == rank or (me.boot_id and member.evidence.boot_id == me.boot_id)
-    ]
+    here: Sequence[int] = range(world_size)
+    if not joined.one_host:
+        me = joined.members[rank].evidence
+        here = [
+            member.rank
+            for member in joined.members
+            if member.rank == rank or (me.boot_id and member.evidence.boot_id == me.boot_id)
+        ]
     return Meeting(
         PrefixStore(f"gradsync/group/{joined.generation}", store),
         rank,

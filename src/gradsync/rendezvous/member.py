@@ -7,6 +7,7 @@ to run code in a rank. (JSON would take a tenth of the time that ranks of one ho
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from gradsync.base.host import HostEvidence
@@ -43,8 +44,15 @@ class Member(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the record as it is stored."""
-        texts = [str(value) for value in (*self[:3], *self.evidence, self.attempt, self.card)]
-        return "\t".join(texts).encode()
+        where = _text_of(self.evidence)
+        return (
+            f"{self.rank}\t{self.world_size}\t{self.local_rank}\t{where}\t{self.attempt}\t{self.card}"
+        ).encode()
+
+
+@lru_cache(maxsize=1)  # a process has one
+def _text_of(evidence: HostEvidence) -> str:
+    return "\t".join(map(str, evidence))
 
 
 class Tombstone(NamedTuple):

@@ -15,8 +15,6 @@ from gradsync.rendezvous.schedulers import Task, find_task, integer
 
 __all__ = ["Spec", "parse"]
 
-_TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
 
 class Spec(NamedTuple):
     """One rank's view of a meeting before anybody was spoken to.
@@ -130,9 +128,9 @@ def _from_environment(
     store = env.get("GRADSYNC_STORE", "")
     if world_size != -1 and world_size != integer(env, "WORLD_SIZE", world_size):
         store = ""  # a world other than the launcher's, over several hosts perhaps
-    named = any(env.get(name) for name in ("RANK", "WORLD_SIZE"))
+    named = env.get("RANK") or env.get("WORLD_SIZE")
     task = None if store or named else find_task(env, parent)
-    nothing = not (store or task or any(env.get(name) for name in _TORCH_VARIABLES))
+    nothing = not (store or named or task or env.get("MASTER_ADDR") or env.get("MASTER_PORT"))
     if bare and nothing and rank == -1 and world_size == -1:
         return _spec(0, 1, Alone(), env, None)
     if rank == -1:

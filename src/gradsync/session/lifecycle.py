@@ -126,7 +126,8 @@ def create_world(
     invitation = invitation_to(engine_of(config))
     check_device(device_id)
     reject_unknown()
-    read_seconds("GRADSYNC_LATE_AFTER")
+    if invitation is None:
+        read_seconds("GRADSYNC_LATE_AFTER")  # else that was done with the invitation
     get_debug_level()
     limit_s = limit_of(DEFAULT_GROUP_TIMEOUT if timeout is None else timeout)
     deadline = Deadline(limit_s)
@@ -164,7 +165,7 @@ def _form_world(
         description="default_pg",
         ranks=tuple(range(meeting.world_size)),
         rank=meeting.rank,
-        evidence=tuple(member.evidence for member in meeting.members),
+        evidence=meeting.evidence,
         store=meeting.store,
     )
     try:

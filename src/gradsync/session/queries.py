@@ -134,7 +134,7 @@ def get_global_rank(group: ProcessGroup | int | None, group_rank: int) -> int:
 def get_pg_count() -> int:
     """Return how many groups have been made, those without the caller included."""
     world = default_group()
-    return 0 if world is None else 1 + world.made.total()
+    return 0 if world is None else 1 + sum(world.made.values())
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:

@@ -25,7 +25,6 @@ class PrefixStore(Store):
     """
 
     def __init__(self, prefix: Key, store: Store) -> None:
-        super().__init__()
         if not isinstance(store, Store):
             raise TypeError(
                 f"PrefixStore wraps a gradsync store, got {type(store).__name__}; "

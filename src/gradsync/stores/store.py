@@ -46,8 +46,7 @@ class Store:
     call waits up to ``timeout`` (300 s unless changed); a timeout of zero waits for ever.
     """
 
-    def __init__(self) -> None:
-        self._timeout_s = DEFAULT_TIMEOUT.total_seconds()
+    _timeout_s = DEFAULT_TIMEOUT.total_seconds()
 
     # -- timeouts ---------------------------------------------------------------------------------
 

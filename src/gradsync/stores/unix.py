@@ -48,7 +48,6 @@ class UnixStore(SocketStore):
             raise translated(error) from None
 
     def _prepare(self, name: str, timeout: Timeout, token: str) -> None:
-        super().__init__()
         self.set_timeout(timeout)
         self._name = name
         self._token = token

@@ -43,7 +43,7 @@ def form(
         description="torch.distributed",
         ranks=world_ranks or tuple(range(size)),
         rank=rank,
-        evidence=tuple(member.evidence for member in meeting.members),
+        evidence=meeting.evidence,
         store=meeting.store,
     )
     # The store is left alone from here on, also at the end: whoever serves it may be gone by then.
