@@ -165,7 +165,9 @@ def test_traceback_of_a_spawned_rank_reaches_the_others():
 
 def start(folder: Path, code: str, *runner: str, **env: str) -> subprocess.Popen[str]:
     """Start a script, with no launcher's variables but those given."""
-    script = folder / "script.py"
+    # A file of its own for each rank: one that is written again is empty for a moment, and a rank
+    # that has just been started would run that, and end in silence.
+    script = folder / f"script{env.get('RANK', '')}.py"
     script.write_text(code)
     rest = {k: v for k, v in os.environ.items() if not k.startswith("GRADSYNC_")}
     return subprocess.Popen(
