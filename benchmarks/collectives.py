@@ -10,6 +10,9 @@ Tensors are used again and again, as in training: those of all_reduce have been 
 memory after a few calls, before any is counted (docs/collectives.md; GRADSYNC_ADOPT=0 shows how
 long the first ones take).
 
+Private memory has pages of the ordinary size in all systems (collective/worlds.py: pages()); with
+--huge-pages all ask for huge ones.
+
 The size of a call is that of its larger side in bytes: a rank's whole tensor, or all ranks' pieces
 together. Where there is a root, the ranks take turns at being it, because with a fixed one a batch
 would show how far the root runs ahead, and not how long a call takes (--root 0 shows that).
@@ -124,10 +127,13 @@ class Contest:
 def compare(ranks: int, options: argparse.Namespace, about: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     with contextlib.ExitStack() as stack:
-        worlds = {system: stack.enter_context(World(system, ranks)) for system in options.systems}
+        worlds = {
+            system: stack.enter_context(World(system, ranks, options.huge_pages))
+            for system in options.systems
+        }
         for system, world in worlds.items():
             command, variables = settings(system, ranks)
-            said = {**world.about, "options": command, "environment": variables}
+            said = {**world.about, "options": command, "environment": variables | world.pages}
             about.setdefault(system, {})[f"{ranks} ranks"] = said
         contest = Contest(worlds, options)
         for op in options.ops:
@@ -198,6 +204,7 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="*", type=int, default=[2, 4])
     parser.add_argument("--systems", nargs="*", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--rounds", type=int, help="turns of each system")
+    parser.add_argument("--huge-pages", action="store_true", help="for private memory of all")
     parser.add_argument("--root", type=int, help="instead of taking turns")
     parser.add_argument("--no-costs", action="store_true", help="only the collectives")
     parser.add_argument("--out", type=Path, help="save JSON here and a plot beside it")

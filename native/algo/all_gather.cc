@@ -32,15 +32,14 @@ Status all_gather(Team& team, Staging& staging, const std::byte* input, std::siz
     return tiny.gather(what, input, count, bytes, outputs, deadline);
   }
   Rounds rounds(team, staging, deadline);
-  Direct direct(team, staging, rounds, 1, bytes);
+  Direct direct(team, staging, rounds, 1, bytes, Trial::Part{Trial::Op::all_gather, bytes});
   const Cut cut{bytes, round_bytes(staging, direct.header())};
   const auto stage = [&](std::size_t round) {
     if (team.size() == 1) return;
     stage_part(staging.mine() + direct.header(), input, cut, round);
   };
   Way way{};
-  Status status = direct.begin(
-      what, count, {&input, 1}, Direct::worthwhile(team, bytes), [&] { stage(0); }, way);
+  Status status = direct.begin(what, count, {&input, 1}, true, [&] { stage(0); }, way);
   if (!status.ok()) return status;
   if (way == Way::direct) {
     status = direct.read_each(input, bytes, outputs);

@@ -26,6 +26,7 @@
 #include "algo/slice.h"
 #include "algo/tiny.h"
 #include "common/few.h"
+#include "reduce/far_ways.h"
 #include "reduce/reduce.h"
 
 namespace gradsync {
@@ -51,7 +52,7 @@ Status reduce_tiny(Team& team, std::uint64_t what, std::byte* data, std::size_t 
   std::memcpy(tiny.mine(), data, bytes);
   const Status status = tiny.exchange(what, count, deadline);
   if (!status.ok()) return status;
-  kernel(tiny.pieces().all(), {&data, 1}, count, 0);
+  kernel(tiny.pieces().all(), {&data, 1}, count, {});
   return status;
 }
 
@@ -61,7 +62,7 @@ Status reduce_small(Team& team, Staging& staging, std::byte* data, std::size_t c
   for (int peer = 0; peer < team.size(); ++peer) {
     sources[static_cast<std::size_t>(peer)] = staging.of(peer);
   }
-  kernel(sources.all(), {&data, 1}, count, 0);
+  kernel(sources.all(), {&data, 1}, count, {});
   // Peers read our half until they announce their next call.
   staging.free_at(team.progress() + 1);
   return Status::success();
@@ -81,7 +82,7 @@ Status reduce_chunk(Team& team, Staging& staging, std::byte* data, std::size_t c
       sources.push_back((peer == team.rank() ? data : staging.of(peer)) + offset);
     }
     const std::array<std::byte*, 2> destinations{data + offset, result_of(team.rank()) + offset};
-    kernel(sources, destinations, own.count, whole);
+    kernel(sources, destinations, own.count, access_to(whole));
   }
   team.publish(team.progress() + 1);
   for (int distance = 1; distance < team.size(); ++distance) {
@@ -119,7 +120,7 @@ Status reduce_in_place(Team& team, Staging& staging, std::size_t count, std::siz
     destinations.push_back(staging.shared_by(peer) + own.begin * element);
     sources.push_back(destinations.back());
   }
-  if (own.count > 0) kernel(sources, destinations, own.count, count * element);
+  if (own.count > 0) kernel(sources, destinations, own.count, access_to(count * element));
   team.publish(team.progress() + 1);
   // Until then others write to our tensor.
   return team.wait_for_all(team.progress(), deadline);

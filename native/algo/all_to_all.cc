@@ -234,20 +234,24 @@ Status all_to_all(Team& team, Staging& staging, const Pieces<const std::byte>& i
   Rounds rounds(team, staging, deadline);
   const Exchange exchange{team, staging, rounds, shares, inputs, outputs, element, most};
   const std::size_t largest = *std::ranges::max_element(inputs.counts);
-  Direct direct(team, staging, rounds, ranks, largest * element);
+  // What the others have is not known yet: the way is that of the last call, if that was alike.
+  const Trial::Part last{Trial::Op::all_to_all, staging.trial().last_largest()};
+  Direct direct(team, staging, rounds, ranks, largest * element,
+                last.bytes > 0 ? std::optional(last) : std::nullopt);
 
   const auto stage = [&] {
     std::memcpy(staging.mine(), inputs.counts.data(), inputs.counts.size_bytes());
     std::memcpy(staging.mine() + inputs.counts.size_bytes(), outputs.counts.data(),
                 outputs.counts.size_bytes());
-    bool large_too = true;
-    if (exchange.is_large(largest)) {
-      // However large: at 2 ranks 3.9 ms for 25 MiB and 16.5 for 100, 4.2 and 20 with rounds.
-      large_too = direct.put(staging.mine() + places, places_of(exchange).all(), 1, team.is_open());
+    std::byte* const at = staging.mine() + places;
+    if (!exchange.is_large(largest)) {
+      direct.put(at, {}, 0, false);
+      exchange.stage(0, true);
+    } else if (direct.put(at, places_of(exchange).all(), 1, direct.is_worthwhile())) {
+      direct.timed(at, [&] { exchange.stage(0, true); });
     } else {
-      direct.put(staging.mine() + places, {}, 0, false);
+      exchange.stage(0, false);
     }
-    exchange.stage(0, large_too);
   };
   const std::uint64_t what = pack_call(Op::all_to_all, dtype, Reduce::sum, 0);
   TinyPieces tiny(exchange);
@@ -267,6 +271,9 @@ Status all_to_all(Team& team, Staging& staging, const Pieces<const std::byte>& i
   const Plan plan(team, staging);
   if (!plan.agrees()) return plan.disagreement();
 
+  const Trial::Part present{Trial::Op::all_to_all, plan.largest() * element};
+  if (present.kind() != last.kind()) direct.leave_trial();
+  staging.trial().remember_largest(present.bytes);
   Way way = Way::staged;
   if (exchange.is_large(plan.largest())) way = direct.agreed_way(places);
   if (way == Way::direct) return exchange.read_all(direct, places);

@@ -1,9 +1,9 @@
 // Broadcast: the root stages chunk by chunk, everybody copies out.
 //   steps: 1 per chunk of chunk_bytes()   bytes moved: n in by the root, n out by each other rank
-// Large, where memory is shared, or open, cores are few and it takes several chunks: the others
-// read it from where the root has it. (With a core for each rank it is faster when the root brings
-// it into the cache for them; with one chunk the second step costs more than the copy. At 4 ranks
-// on 2 cores, 64 and 128 KiB took 1.0 and 1.2 times as long as Open MPI's, staged 0.65 and 0.75.)
+// Large, where memory is shared, or open, it takes several chunks and that is faster (trial.h): the
+// others read it from where the root has it. (With one chunk the second step costs more than the
+// copy. At 4 ranks on 2 cores, 64 and 128 KiB took 1.0 and 1.2 times as long as Open MPI's, staged
+// 0.65 and 0.75.)
 //   steps: 2   bytes moved: n by each other rank
 // Up to 8 bytes travel with the announcement (tiny.h).
 #include "algo/algorithm.h"
@@ -47,17 +47,18 @@ Status broadcast(Team& team, Staging& staging, std::byte* data, std::size_t coun
     return status;
   }
   Rounds rounds(team, staging, deadline);
-  Direct direct(team, staging, rounds, 1, bytes);
-  const Cut cut{bytes, chunk_bytes(team, round_bytes(staging, direct.header()))};
+  const std::size_t chunk = chunk_bytes(team, round_bytes(staging, Direct::header_bytes(1)));
+  const bool is_long = bytes > chunk;
+  const Trial::Part part{Trial::Op::broadcast, bytes, !sends};
+  Direct direct(team, staging, rounds, 1, bytes, is_long ? std::optional(part) : std::nullopt);
+  const Cut cut{bytes, chunk};
   const auto stage = [&](std::size_t round) {
     if (!sends || team.size() == 1) return;
     stage_part(staging.mine() + direct.header(), data, cut, round);
   };
   Way way{};
   Status status = direct.begin(
-      what, count, {&place, sends ? std::size_t{1} : 0},
-      team.is_crowded() && cut.rounds() > 1 && Direct::worthwhile(team, bytes), [&] { stage(0); },
-      way);
+      what, count, {&place, sends ? std::size_t{1} : 0}, is_long, [&] { stage(0); }, way);
   if (!status.ok()) return status;
   if (way == Way::direct) return read_from_root(team, direct, data, bytes, root);
   for (std::size_t i = 0; i < cut.rounds(); ++i) {

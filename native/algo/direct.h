@@ -13,32 +13,31 @@
 // read from it looks for that.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 
 #include "algo/rounds.h"
 #include "algo/staging.h"
+#include "algo/trial.h"
 #include "common/few.h"
 #include "sync/team.h"
 
 namespace gradsync {
 
-// From how many bytes between two ranks on it is worth a system call (0.7 us, and 45 ns for each
-// page on top of the copy, where that was measured). At 2 ranks on 2 cores, all_gather with pieces
-// of 32 KiB: 6.3 us against 5.7 us with staging on one machine, 5.3 against 7.4 on another, where
-// 16 KiB took the same either way. With more ranks than cores the second step costs more: at 4
-// ranks on the latter, pieces of 16 KiB took 24 us against 15, of 40 KiB 37 against 27.
+// From how many bytes between two ranks on it is worth trying a system call (0.7 us, and 45 ns for
+// each page on top of the copy, where that was measured); what comes of it trial.h says. At 2 ranks
+// on 2 cores, all_gather with pieces of 32 KiB: 6.3 us against 5.7 us with staging on one
+// machine, 5.3 against 7.4 on another, where 16 KiB took the same either way. With more ranks than
+// cores the second step costs more: at 4 ranks on the latter, pieces of 16 KiB took 24 us against
+// 15, of 40 KiB 37 against 27.
 inline std::size_t direct_bytes(const Team& team) {
   return (team.is_crowded() ? 48 : 16) * std::size_t{1024};
 }
-// And up to how many it is faster: what comes from main memory the kernel copies at 2 to 4 GB/s,
-// where two copies through a cache, on two cores at once, the second past it, make 5 to 10. That
-// was on one machine; on another all_gather with pieces of 2 MiB took 310 us against 455, of 4 MiB
-// 740 against 830, and larger ones were not tried. Not with more ranks than cores: each round of
-// staging has to wait until all of them have had their turn.
-inline constexpr std::size_t direct_most_bytes = 2 * 1024 * 1024;
 
 // How a call goes on after its first step.
 enum class Way : std::uint8_t {
@@ -50,13 +49,24 @@ enum class Way : std::uint8_t {
 class Direct {
  public:
   // For transfers of so many bytes between two ranks, and so many places on each rank. Small ones
-  // are staged, and need no header.
-  Direct(Team& team, Staging& staging, Rounds& rounds, std::size_t places, std::size_t bytes)
+  // are staged, and need no header. Without a part in a trial, private memory is read whenever it
+  // can be.
+  Direct(Team& team, Staging& staging, Rounds& rounds, std::size_t places, std::size_t bytes,
+         std::optional<Trial::Part> part = std::nullopt)
       : team_(team),
         staging_(staging),
         rounds_(rounds),
         bytes_(bytes),
-        header_(bytes >= direct_bytes(team) ? header_bytes(places) : 0) {}
+        header_(bytes >= direct_bytes(team) ? header_bytes(places) : 0),
+        part_(part),
+        is_timed_(part && staging.trial().is_tried(*part)) {}
+  ~Direct() {
+    if (is_timed_ && part_->reads && began_ != Clock::time_point{}) {
+      staging_.trial().note(*part_, way_ == Way::direct, Clock::now() - began_ + longest_stage_);
+    }
+  }
+  Direct(const Direct&) = delete;
+  Direct& operator=(const Direct&) = delete;
 
   static std::size_t header_bytes(std::size_t places) {
     return round_up((1 + places) * sizeof(std::uint64_t), cache_line);
@@ -66,20 +76,21 @@ class Direct {
   std::size_t header() const { return header_; }
 
   // Whether to let the others read private memory.
-  static bool worthwhile(Team& team, std::size_t bytes, std::size_t most = direct_most_bytes) {
-    return bytes >= direct_bytes(team) && (bytes <= most || team.is_crowded()) && team.is_open();
+  bool is_worthwhile() {
+    return team_.is_open() && (!part_ || staging_.trial().goes_directly(*part_));
   }
 
   // Announces the call together with this rank's places (none: nobody reads from it), of which
-  // private ones are offered only if `private_too`, or with what `stage` stages. Says how the call
-  // goes on, the same on all ranks.
+  // private ones are offered only if `private_too` and that is worthwhile, or with what `stage`
+  // stages. Says how the call goes on, the same on all ranks.
   template <typename Stage>
   Status begin(std::uint64_t what, std::uint64_t count, std::span<const std::byte* const> places,
                bool private_too, Stage stage, Way& way) {
     way = Way::staged;
     if (header_ == 0) return rounds_.first(what, count, stage);
     const Status status = noted(rounds_.first(what, count, [&] {
-      if (put(staging_.mine(), places, bytes_, private_too)) stage();
+      const bool offers = private_too && is_worthwhile();
+      if (put(staging_.mine(), places, bytes_, offers)) timed(staging_.mine(), stage);
     }));
     if (status.ok()) way = agreed_way();
     return status;
@@ -99,20 +110,43 @@ class Direct {
       all_shared = all_shared && place != 0;
       words[1 + i] = place != 0 ? place | in_arena : reinterpret_cast<std::uint64_t>(places[i]);
     }
-    if (!all_shared && !(private_too && team_.can_offer(places, bytes))) words[0] = staged;
+    if (!all_shared) {
+      words[0] = private_too && team_.can_offer(places, bytes) ? offered_private : staged;
+    }
     std::memcpy(at, words.begin(), words.all().size_bytes());
     return words[0] == staged;
   }
-  Way agreed_way(std::size_t offset = 0) const {
-    bool any_offered = false;
+  // Stages, and says in the header how long that took, if it matters.
+  template <typename Stage>
+  void timed(std::byte* at, const Stage& stage) {
+    const Clock::time_point before = is_timed_ ? Clock::now() : Clock::time_point{};
+    stage();
+    if (!is_timed_) return;
+    const auto took = static_cast<std::uint64_t>(Trial::Time(Clock::now() - before).count());
+    const std::uint64_t said = staged | took << said_bits;
+    std::memcpy(at, &said, sizeof(said));
+  }
+  // The trial was of another kind of call than this turned out to be.
+  void leave_trial() {
+    part_.reset();
+    is_timed_ = false;
+  }
+  Way agreed_way(std::size_t offset = 0) {
+    bool any_shared = false;
+    bool any_private = false;
     bool any_staged = false;
     for (int peer = 0; peer < team_.size(); ++peer) {
-      const std::uint64_t said = word(peer, offset);
-      any_offered = any_offered || said == offered;
+      const std::uint64_t all = word(peer, offset);
+      const std::uint64_t said = all & ((1U << said_bits) - 1);
+      any_shared = any_shared || said == offered;
+      any_private = any_private || said == offered_private;
       any_staged = any_staged || said == staged;
+      longest_stage_ = std::max(longest_stage_, Trial::Time(all >> said_bits));
     }
-    if (!any_staged) return Way::direct;
-    return any_offered ? Way::restage : Way::staged;
+    way_ = !any_staged ? Way::direct : any_shared || any_private ? Way::restage : Way::staged;
+    if (part_) staging_.trial().count(*part_, any_shared, any_private || any_staged);
+    if (is_timed_ && way_ != Way::restage && !any_shared) began_ = Clock::now();
+    return way_;
   }
 
   std::uint64_t place(int peer, std::size_t index, std::size_t offset = 0) const {
@@ -162,8 +196,11 @@ class Direct {
   }
 
  private:
-  // The first word of a header. Zero is what nobody has written.
-  enum Said : std::uint64_t { staged = 1, offered = 2, not_asked = 0 };
+  using Clock = std::chrono::steady_clock;
+  // The first word of a header, behind it how long it took to stage. Zero is what nobody has
+  // written.
+  enum Said : std::uint64_t { staged = 1, offered = 2, offered_private = 3, not_asked = 0 };
+  static constexpr unsigned said_bits = 8;
   // Set in places that are not addresses of the rank's own.
   static constexpr std::uint64_t in_arena = std::uint64_t{1} << 63;
 
@@ -183,6 +220,12 @@ class Direct {
   std::size_t bytes_;
   std::size_t header_;
   bool has_looked_ = false;  // through the arena's mapping
+  // The trial of this call, if there is one: from when all had agreed.
+  std::optional<Trial::Part> part_;
+  bool is_timed_ = false;
+  Way way_{};
+  Trial::Time longest_stage_{};
+  Clock::time_point began_{};
 };
 
 }  // namespace gradsync

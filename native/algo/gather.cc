@@ -1,8 +1,8 @@
 // Gather to one rank: the others stage chunk by chunk, the root copies out.
 //   steps: 1 per chunk of round_bytes()   bytes moved: n in by each other rank, ranks * n out by
 //   the root
-// Large, where memory is open or shared: the root reads the others' pieces from where they are.
-// (Very large ones with a core for each rank only when shared: it is faster when the others help.)
+// Large, where memory is shared, or open and that is faster (trial.h): the root reads the others'
+// pieces from where they are.
 //   steps: 2   bytes moved: ranks * n by the root
 // Up to 8 bytes travel with the announcement (tiny.h).
 #include "algo/algorithm.h"
@@ -12,11 +12,6 @@
 
 namespace gradsync {
 namespace {
-
-// Up to here one rank alone reads private memory as fast as the others stage and it copies out. At
-// 2 ranks on 2 cores, in times of the faster MPI of the same run, pieces of 128 KiB: 0.9
-// against 1.4; of 512 KiB: 1.0 either way; of 2 MiB: 1.4 against 0.9.
-constexpr std::size_t alone_most_bytes = 512 * 1024;
 
 Status read_direct(Team& team, Direct& direct, const std::byte* input, std::size_t bytes,
                    std::span<std::byte* const> outputs, int root) {
@@ -42,7 +37,7 @@ Status gather(Team& team, Staging& staging, const std::byte* input, std::size_t 
     return tiny.gather(what, input, count, bytes, into, deadline);
   }
   Rounds rounds(team, staging, deadline);
-  Direct direct(team, staging, rounds, 1, bytes);
+  Direct direct(team, staging, rounds, 1, bytes, Trial::Part{Trial::Op::gather, bytes, receives});
   const Cut cut{bytes, round_bytes(staging, direct.header())};
   const auto stage = [&](std::size_t round) {
     if (receives) return;
@@ -50,8 +45,7 @@ Status gather(Team& team, Staging& staging, const std::byte* input, std::size_t 
   };
   Way way{};
   Status status = direct.begin(
-      what, count, {&input, receives ? std::size_t{0} : 1},
-      Direct::worthwhile(team, bytes, alone_most_bytes), [&] { stage(0); }, way);
+      what, count, {&input, receives ? std::size_t{0} : 1}, true, [&] { stage(0); }, way);
   if (!status.ok()) return status;
   if (way == Way::direct) return read_direct(team, direct, input, bytes, outputs, root);
   for (std::size_t i = 0; i < cut.rounds(); ++i) {

@@ -15,6 +15,7 @@
 #include "algo/slice.h"
 #include "algo/tiny.h"
 #include "common/few.h"
+#include "reduce/far_ways.h"
 
 namespace gradsync {
 namespace {
@@ -28,7 +29,7 @@ Status reduce_in_place(Team& team, Direct& direct, std::size_t count, std::size_
         direct.mapped(direct.place(peer, 0)) + own.begin * element;
   }
   std::byte* const result = direct.mapped(direct.place(root, 0)) + own.begin * element;
-  if (own.count > 0) kernel(sources.all(), {&result, 1}, own.count, count * element);
+  if (own.count > 0) kernel(sources.all(), {&result, 1}, own.count, access_to(count * element));
   return direct.done_by_all();
 }
 
@@ -38,7 +39,7 @@ Status reduce_tiny(Team& team, std::uint64_t what, std::byte* data, std::size_t 
   std::memcpy(tiny.mine(), data, bytes);
   const Status status = tiny.exchange(what, count, deadline);
   if (!status.ok() || team.rank() != root) return status;
-  kernel(tiny.pieces().all(), {&data, 1}, count, 0);
+  kernel(tiny.pieces().all(), {&data, 1}, count, {});
   return status;
 }
 
@@ -82,7 +83,7 @@ Status reduce(Team& team, Staging& staging, std::byte* data, std::size_t count, 
       sources[static_cast<std::size_t>(peer)] =
           peer == root ? chunk : staging.of(peer) + direct.header();
     }
-    kernel(sources.all(), {&chunk, 1}, cut.length(i), count * element);
+    kernel(sources.all(), {&chunk, 1}, cut.length(i), access_to(count * element));
   }
   return Status::success();
 }

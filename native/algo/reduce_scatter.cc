@@ -21,6 +21,7 @@
 #include "algo/rounds.h"
 #include "algo/tiny.h"
 #include "common/few.h"
+#include "reduce/far_ways.h"
 #include "reduce/reduce.h"
 
 namespace gradsync {
@@ -40,7 +41,7 @@ Status pull_piece(Team& team, Staging& staging, Direct& direct, const std::byte*
     const Status status = pull.read(own, offset, cut.length(i) * element, input + offset);
     if (!status.ok()) return status;
     std::byte* const result = output + offset;
-    kernel(pull.sources(), {&result, 1}, cut.length(i), count * element);
+    kernel(pull.sources(), {&result, 1}, cut.length(i), access_to(count * element));
   }
   return direct.done_by_all();
 }
@@ -83,7 +84,7 @@ struct Pass {
           peer == team.rank() ? input(peer, round) : staging.of(peer) + shares.from(peer);
     }
     std::byte* const destination = output + own.offset(round) * element;
-    kernel(sources.all(), {&destination, 1}, own.length(round), own.total * element);
+    kernel(sources.all(), {&destination, 1}, own.length(round), access_to(own.total * element));
   }
 };
 
@@ -104,7 +105,7 @@ Status reduce_scatter_tiny(Team& team, std::uint64_t what, std::span<const std::
     const auto place = static_cast<std::size_t>(peer);
     sources[place] = peer == own ? inputs[place] : tiny.of(peer, tiny.offset(peer, own, bytes));
   }
-  kernel(sources.all(), {&output, 1}, count, 0);
+  kernel(sources.all(), {&output, 1}, count, {});
   return status;
 }
 
@@ -126,7 +127,8 @@ Status reduce_scatter(Team& team, Staging& staging, std::span<const std::byte* c
     return reduce_scatter_tiny(team, what, inputs, counts[0], bytes, output, kernel, deadline);
   }
   Rounds rounds(team, staging, deadline);
-  Direct direct(team, staging, rounds, counts.size(), bytes);
+  Direct direct(team, staging, rounds, counts.size(), bytes,
+                Trial::Part{Trial::Op::reduce_scatter, bytes});
   const Shares shares(team, staging, even ? direct.header() : counts.size_bytes());
   status = shares.check();
   if (!status.ok()) return status;
@@ -137,7 +139,7 @@ Status reduce_scatter(Team& team, Staging& staging, std::span<const std::byte* c
 
   Way way{};
   status = direct.begin(
-      what, announced, inputs, Direct::worthwhile(team, bytes),
+      what, announced, inputs, true,
       [&] {
         if (!even) std::memcpy(staging.mine(), counts.data(), counts.size_bytes());
         pass.stage(0);

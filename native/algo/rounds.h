@@ -16,6 +16,7 @@
 #include "common/deadline.h"
 #include "common/status.h"
 #include "reduce/far_copy.h"
+#include "reduce/far_ways.h"
 #include "sync/team.h"
 
 namespace gradsync {
@@ -27,7 +28,7 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) 
 
 // The same from a part of a tensor of `total` bytes to where others read it at once.
 inline void copy_in(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t total) {
-  if (total < far_bytes) {
+  if (total < far_bytes || !far_ways().copies_in_streams) {
     copy_bytes(to, from, bytes);
   } else {
     copy_from_far(to, from, bytes);
@@ -36,7 +37,7 @@ inline void copy_in(std::byte* to, const std::byte* from, std::size_t bytes, std
 
 // The same to a part of a result of `total` bytes.
 inline void copy_out(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t total) {
-  if (total < far_copy_bytes || to == from) {
+  if (total < far_copy_bytes || to == from || !far_ways().writes_past_caches) {
     copy_bytes(to, from, bytes);
   } else {
     far_copy(to, from, bytes);

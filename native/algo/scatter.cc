@@ -52,7 +52,8 @@ Status scatter(Team& team, Staging& staging, std::span<const std::byte* const> i
     return scatter_tiny(team, what, inputs, output, count, bytes, root, deadline);
   }
   Rounds rounds(team, staging, deadline);
-  Direct direct(team, staging, rounds, static_cast<std::size_t>(team.size()), bytes);
+  Direct direct(team, staging, rounds, static_cast<std::size_t>(team.size()), bytes,
+                Trial::Part{Trial::Op::scatter, bytes, team.rank() != root});
   const Shares shares(team, staging, direct.header());
   Status status = shares.check();
   if (!status.ok()) return status;
@@ -66,8 +67,7 @@ Status scatter(Team& team, Staging& staging, std::span<const std::byte* const> i
     }
   };
   Way way{};
-  status = direct.begin(
-      what, count, inputs, Direct::worthwhile(team, bytes, bytes), [&] { stage(0); }, way);
+  status = direct.begin(what, count, inputs, true, [&] { stage(0); }, way);
   if (!status.ok()) return status;
   if (way == Way::direct) return read_from_root(team, direct, inputs, output, bytes, root);
   for (std::size_t i = 0; i < cut.rounds(); ++i) {

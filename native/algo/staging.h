@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "algo/trial.h"
 #include "memory/adopted.h"
 #include "memory/arena.h"
 #include "sync/team.h"
@@ -17,7 +18,8 @@ namespace gradsync {
 class Staging {
  public:
   // Without an arena every tensor is private.
-  explicit Staging(Team& team, const Arena* arena = nullptr) : team_(&team), arena_(arena) {}
+  explicit Staging(Team& team, const Arena* arena = nullptr)
+      : team_(&team), arena_(arena), trial_(team) {}
 
   std::size_t capacity() const { return team_->staging_bytes() / 2; }
 
@@ -58,6 +60,9 @@ class Staging {
     return false;
   }
 
+  // Which way calls go that have the choice.
+  Trial& trial() { return trial_; }
+
   std::uint64_t half() const { return chunk_ & 1; }
   std::byte* of(int rank, std::uint64_t half) const {
     return team_->staging(rank) + half * capacity();
@@ -68,6 +73,7 @@ class Staging {
  private:
   Team* team_;
   const Arena* arena_;
+  Trial trial_;
   std::uint64_t chunk_ = 0;
   std::uint64_t free_at_[2] = {0, 0};
 };

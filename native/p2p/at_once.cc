@@ -31,6 +31,7 @@ bool Mailbox::run_at_once(const Transfer& transfer, int& source) {
   source = transfer.peer;
   Inbox::Found found = try_at_once(transfer);
   if (found == Inbox::Found::nothing) {
+    team_.part_from(transfer.peer);
     const RingReader& ring = inbox_.ring(transfer.peer);
     if (perseverance_.spin(team_.patience(), [&] { return ring.has_news(); })) {
       found = try_at_once(transfer);

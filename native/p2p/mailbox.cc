@@ -204,6 +204,7 @@ Status Mailbox::wait_here(Request& request, Deadline until) {
     const bool news = moved || perseverance_.spin(team_.patience(), has_rung);
     // Others' traffic must not keep us from looking at the clock.
     if (news && round % 64 != 0) continue;
+    team_.part_from(request.transfer().peer);
     if (interrupted()) return interrupted_status();
     std::vector<RequestPtr> ended;
     {

@@ -7,20 +7,20 @@
 // Elements of a block: with two sources and a destination it stays in a first-level cache.
 inline constexpr std::size_t block = 1024;
 
-// How a call goes through its memory: block by block when that is in a cache, otherwise in streams
-// (see far_copy.h), asking for the next grain of a stream while its present one is worked on. One
-// core here, two sources in place, 64 MiB each: 7.0 GB/s instead of 5.4 GB/s with one stream; more
-// streams and larger grains gain less. A destination that is no source is then written past the
-// caches: it need not be fetched first.
+// How a call goes through its memory: block by block, or in streams (see far_copy.h), asking for
+// the next grain of a stream while its present one is worked on. One core, two sources in place, 64
+// MiB each: 7.0 GB/s instead of 5.4 GB/s with one stream where memory is slow (more streams and
+// larger grains gained less), 27 instead of 45 GB/s where it is fast. A destination that is no
+// source may be written past the caches: it need not be fetched first.
 class Walk {
  public:
   Walk(std::span<const std::byte* const> sources, std::span<std::byte* const> destinations,
-       std::size_t whole)
+       Access access)
       : sources_(sources),
         destinations_(destinations),
         cold_(destinations.size()),
-        is_far_(whole >= far_bytes) {
-    if (!is_far_ || destinations.size() < 2) return;
+        in_streams_(access.in_streams) {
+    if (!access.past_caches || destinations.size() < 2) return;
     for (std::size_t d = 0; d < destinations.size(); ++d) {
       if (std::find(sources.begin(), sources.end(), destinations[d]) == sources.end()) cold_ = d;
     }
@@ -30,20 +30,20 @@ class Walk {
   // `visit` is not inlined, by force: it would be four times, and all kernels take long to compile.
   template <typename T, typename Visit>
   void go(std::size_t count, const Visit& visit) const {
-    if (!is_far_) {
-      for (std::size_t start = 0; start < count; start += block) {
-        visit(start, std::min(block, count - start));
-      }
-      return;
-    }
     constexpr std::size_t grain = grain_bytes / sizeof(T);
     const std::size_t to_line = has_cold() ? to_next_line(destinations_[cold_]) / sizeof(T) : 0;
     const std::size_t head = std::min(count, to_line);
     if (head > 0) visit(std::size_t{0}, head);
-    in_streams(head, count, grain, [&](std::size_t start, std::size_t length) {
-      ask((start + grain) * sizeof(T));
-      visit(start, length);
-    });
+    if (in_streams_) {
+      in_streams(head, count, grain, [&](std::size_t start, std::size_t length) {
+        ask((start + grain) * sizeof(T));
+        visit(start, length);
+      });
+    } else {
+      for (std::size_t start = head; start < count; start += block) {
+        visit(start, std::min(block, count - start));
+      }
+    }
     if (has_cold()) end_stream();
   }
 
@@ -89,7 +89,7 @@ class Walk {
   std::span<const std::byte* const> sources_;
   std::span<std::byte* const> destinations_;
   std::size_t cold_;  // which destination is written past the caches, if there is one
-  bool is_far_;
+  bool in_streams_;
 };
 
 // Works block by block: each source is read once from memory, the running result never leaves the
@@ -98,7 +98,7 @@ class Walk {
 // which is what `ivdep` says.
 template <typename T, typename Operation, bool Average>
 void reduce(std::span<const std::byte* const> sources, std::span<std::byte* const> destinations,
-            std::size_t count, std::size_t whole) {
+            std::size_t count, Access access) {
   using W = Widening<T>;
   using Wide = typename W::Wide;
   const std::size_t last = sources.size() - 1;
@@ -115,7 +115,7 @@ void reduce(std::span<const std::byte* const> sources, std::span<std::byte* cons
     return;
   }
   std::array<Wide, block> running;
-  const Walk walk(sources, destinations, whole);
+  const Walk walk(sources, destinations, access);
   walk.go<T>(count, [&](std::size_t start, std::size_t length) __attribute__((noinline)) {
     const auto source = [&](std::size_t s) {
       return reinterpret_cast<const T*>(sources[s]) + start;
@@ -147,11 +147,11 @@ void reduce(std::span<const std::byte* const> sources, std::span<std::byte* cons
 // A weighted sum, in the same blocks. A source of weight 0 adds nothing, whatever it holds.
 template <typename T>
 void weighted_sum(std::span<const std::byte* const> sources, std::span<const double> weights,
-                  std::span<std::byte* const> destinations, std::size_t count, std::size_t whole) {
+                  std::span<std::byte* const> destinations, std::size_t count, Access access) {
   using W = Widening<T>;
   using Wide = typename W::Wide;
   std::array<Wide, block> accumulated;
-  const Walk walk(sources, destinations, whole);
+  const Walk walk(sources, destinations, access);
   walk.go<T>(count, [&](std::size_t start, std::size_t length) __attribute__((noinline)) {
     accumulated.fill(Wide{});
     for (std::size_t s = 0; s < sources.size(); ++s) {

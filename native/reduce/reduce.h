@@ -9,13 +9,19 @@
 
 namespace gradsync {
 
+// How a reduction goes through its memory. The plain way is right for what lies in a cache;
+// far_ways.h has it for the rest.
+struct Access {
+  bool in_streams = false;
+  bool past_caches = false;  // writes a destination that is no source so
+};
+
 // Combines sources[0], sources[1], ... element by element, always in that order, so the same inputs
 // give the same bits; half types are added in float and rounded once. Writes the result to every
-// destination; a destination may be one of the sources. `whole` is how many bytes of a source the
-// caller works on in all, of which this may be a part: what is large does not lie in a cache.
+// destination; a destination may be one of the sources. The bits do not depend on the access.
 using ReduceKernel = void (*)(std::span<const std::byte* const> sources,
                               std::span<std::byte* const> destinations, std::size_t count,
-                              std::size_t whole);
+                              Access access);
 
 // The kernel for a type and an operation, or `invalid` with the reason when the two do not go
 // together (bitwise operations on floats, order on complex numbers, averages of integers).
@@ -25,7 +31,7 @@ Status find_kernel(Dtype dtype, Reduce reduce, ReduceKernel& out);
 using WeightedKernel = void (*)(std::span<const std::byte* const> sources,
                                 std::span<const double> weights,
                                 std::span<std::byte* const> destinations, std::size_t count,
-                                std::size_t whole);
+                                Access access);
 WeightedKernel find_weighted_kernel(Dtype dtype);
 
 }  // namespace gradsync

@@ -85,16 +85,16 @@ Status Session::not_ours() const {
 template <typename Call>
 Status Session::run(Deadline deadline, Call call) {
   if (!is_ours()) return not_ours();
-  return queue_.run(deadline, [&] { return guarded(call); });
+  return queue_.run(deadline, [&] { return guarded(deadline, call); });
 }
 
 template <typename Call>
-Status Session::guarded(Call& call) {
+Status Session::guarded(Deadline deadline, Call& call) {
   if (!broken_.ok()) return broken_;
   const std::uint64_t before = team_.sequence();
   Status status = team_.check_aborted();
   if (!has_staging_ && status.ok()) status = reserve_staging();
-  team_.begin();
+  team_.begin(deadline.start());
   if (status.ok()) status = call();
   if (status.ok()) return status;
   let_go_of_lock();  // what follows waits for others

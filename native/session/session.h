@@ -126,7 +126,7 @@ class Session {
   template <typename Call>
   Status run(Deadline deadline, Call call);
   template <typename Call>
-  Status guarded(Call& call);
+  Status guarded(Deadline deadline, Call& call);
   Status not_ours() const;
   // A rank takes its staging space before its first call: zeroing it takes 0.15 ms a MiB, and a
   // group that sends messages only, or none at all, needs none. Nobody touches another's space

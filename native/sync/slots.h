@@ -16,7 +16,7 @@
 namespace gradsync {
 
 inline constexpr std::size_t cache_line = 64;
-inline constexpr std::uint64_t layout_magic = 0x6772616473796e31;  // "gradsyn1"
+inline constexpr std::uint64_t layout_magic = 0x6772616473796e32;  // "gradsyn2"
 
 // What a rank announces with a call. Peers read it anyway to learn that the rank has arrived, so
 // comparing it on every call costs nothing. The words are relaxed atomics: they are ordered by the
@@ -25,7 +25,7 @@ struct Announcement {
   std::uint64_t sequence = 0;  // number of the call in its group, from 1
   std::uint64_t what = 0;      // op, dtype, reduce op and root packed by the algorithms
   std::uint64_t count = 0;     // elements
-  std::uint64_t time_ns = 0;   // monotonic clock at the announcement
+  std::uint64_t time_ns = 0;   // monotonic clock when the call began
   std::uint64_t place = 0;     // where in the arena the rank's tensor lies; 0: in memory of its own
   bool carries = false;        // whether what others need of the rank comes along:
   std::uint64_t payload = 0;
@@ -158,6 +158,8 @@ struct alignas(cache_line) Slot {
   alignas(cache_line) std::atomic<Presence> presence{Presence::absent};
   Identity identity;
   std::atomic<std::uint32_t> reaches_all{0};  // 1: it can read all others' memory
+  // What it would rather have done in another way; what that is, its readers know.
+  std::atomic<std::uint64_t> objections{0};
   // 1: it has given up on a call in which others read its memory, which may be anything by now.
   std::atomic<std::uint32_t> withdrawn{0};
   // 1 + the rank because of which this one gave up in the middle of a step; 0: nobody.

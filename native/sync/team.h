@@ -106,8 +106,12 @@ class Team {
   std::uint64_t progress() const { return progress_; }
   std::uint64_t sequence() const { return sequence_; }
 
-  // Begins a call: from here on, waits and failures are its.
-  void begin() { call_ = sequence_ + 1; }
+  // Begins a call: from here on, waits and failures are its. Who has looked at the clock already
+  // says when that was, because looking again takes a thirtieth of a small call.
+  void begin(Deadline::Clock::time_point now) {
+    call_ = sequence_ + 1;
+    began_ns_ = static_cast<std::uint64_t>(now.time_since_epoch().count());
+  }
   std::uint64_t call() const { return call_; }
   // Announces a call together with its first step.
   void announce(std::uint64_t what, std::uint64_t count, std::uint64_t place = 0) {
@@ -138,10 +142,22 @@ class Team {
                    Deadline deadline);
   // Whether what has just been read of a peer's memory was what it had promised; reported likewise.
   Status still_offers(int peer, Deadline deadline);
+  // Says that this rank would rather have some things done in another way, a bit for each; and what
+  // all ranks have said so far. Announcements carry it: who has agreed on a call knows what was
+  // said before it.
+  void object_to(std::uint64_t things) {
+    slot(rank_).objections.fetch_or(things, std::memory_order_relaxed);
+  }
+  std::uint64_t objections() const;
   // Whether others can be given these places in our memory, each of so many bytes or null.
   bool can_offer(std::span<const std::byte* const> places, std::size_t bytes);
   // Tells those who read our memory that it is no longer what they were promised.
   void withdraw();
+
+  // For a wait that is for one peer's message: moves to another core if the peer, which comes
+  // before this rank, is on the same, where each would wait for the other to be put aside. Any
+  // thread.
+  void part_from(int peer);
 
   // Lets the others know which line asked for the present call.
   void publish_site();
@@ -210,12 +226,16 @@ class Team {
   std::uint64_t progress_ = 0;
   std::uint64_t reached_by_all_ = 0;  // the newest step that a wait_for_all has seen
   std::uint64_t sequence_ = 0;
-  std::uint64_t call_ = 0;          // the one that has begun; announced or not
+  std::uint64_t call_ = 0;  // the one that has begun; announced or not
+  std::uint64_t began_ns_ = 0;
   std::uint64_t told_late_of_ = 0;  // the call whose long wait was told
   std::vector<Move> moves_;         // kept only while this rank waits
   std::atomic<bool> cancelled_{false};
   std::uint32_t core_ = 0;  // as announced last
   Relocation relocation_;
+  // When a wait for a message may move next, in nanoseconds of the clock, and how long after that.
+  std::atomic<std::int64_t> may_part_at_{0};
+  std::atomic<std::int64_t> part_again_after_{1'000'000};
   Patience patience_;
   Liveness liveness_;
   std::vector<Neighbour> neighbours_;

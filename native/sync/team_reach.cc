@@ -1,5 +1,6 @@
 // Where the ranks of a team run and what of each other they can reach.
 #include <errno.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +29,14 @@ bool Team::is_open() {
     is_open_ = peer == size_ - 1;
   }
   return is_open_;
+}
+
+std::uint64_t Team::objections() const {
+  std::uint64_t all = 0;
+  for (int peer = 0; peer < size_; ++peer) {
+    all |= slot(peer).objections.load(std::memory_order_relaxed);
+  }
+  return all;
 }
 
 Status Team::read_from(int peer, std::byte* to, std::uint64_t from, std::size_t bytes,
@@ -104,6 +113,24 @@ void Team::find_core_with_room() {
     if (there >= ranks_per_core()) full.add(core);
   }
   move_off(full);
+}
+
+void Team::part_from(int peer) {
+  const auto core = static_cast<std::uint32_t>(::sched_getcpu());
+  slot(rank_).core.store(core, std::memory_order_relaxed);
+  if (peer < 0 || peer >= rank_ || slot(peer).core.load(std::memory_order_relaxed) != core) return;
+  const std::int64_t now = Deadline::Clock::now().time_since_epoch().count();
+  std::int64_t due = may_part_at_.load(std::memory_order_relaxed);
+  if (now < due) return;
+  // Ever more seldom: where the scheduler puts them back, or the other core is busy with something
+  // else, it does more harm than good.
+  const std::int64_t pause = part_again_after_.load(std::memory_order_relaxed);
+  constexpr std::int64_t longest = 4'000'000'000;
+  if (!may_part_at_.compare_exchange_strong(due, now + pause, std::memory_order_relaxed)) return;
+  part_again_after_.store(std::min(4 * pause, longest), std::memory_order_relaxed);
+  CpuMask here;
+  here.add(core);
+  move_off(here);
 }
 
 }  // namespace gradsync

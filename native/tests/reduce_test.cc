@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "reduce/far_copy.h"
+#include "reduce/far_ways.h"
 #include "reduce/float8.h"
 #include "reduce/half.h"
 #include "tests/check.h"
@@ -26,7 +27,7 @@ std::vector<T> run(Dtype dtype, Reduce reduce, const std::vector<std::vector<T>>
   std::vector<T> second(inputs[0].size());
   std::vector<std::byte*> destinations{reinterpret_cast<std::byte*>(first.data()),
                                        reinterpret_cast<std::byte*>(second.data())};
-  kernel(sources, destinations, first.size(), first.size() * sizeof(T));
+  kernel(sources, destinations, first.size(), {});
   CHECK(first.empty() || std::memcmp(first.data(), second.data(), first.size() * sizeof(T)) == 0);
   return first;
 }
@@ -68,8 +69,7 @@ TEST(data_that_is_not_in_a_cache_is_right) {
   }
 }
 
-TEST(parts_of_large_data_are_right_wherever_they_begin) {
-  constexpr std::size_t whole = std::size_t{1} << 30;
+void reduce_parts(Access access) {
   ReduceKernel kernel = nullptr;
   CHECK_OK(find_kernel(Dtype::f32, Reduce::sum, kernel));
   for (const std::size_t count : {0UL, 3UL, 40UL, 600UL, 5003UL}) {
@@ -82,7 +82,7 @@ TEST(parts_of_large_data_are_right_wherever_they_begin) {
       if (count + begin == 0) continue;
       const std::vector<const std::byte*> sources{at(mine), at(theirs)};
       const std::vector<std::byte*> destinations{at(elsewhere), at(theirs)};
-      kernel(sources, destinations, count, whole);
+      kernel(sources, destinations, count, access);
       for (std::size_t i = 0; i < count + begin; ++i) {
         const bool is_in = i >= begin;
         CHECK(mine[i] == 1.0F);
@@ -92,6 +92,20 @@ TEST(parts_of_large_data_are_right_wherever_they_begin) {
       CHECK(elsewhere.back() == 7.0F);
     }
   }
+}
+
+TEST(parts_of_large_data_are_right_wherever_they_begin) {
+  for (const bool streams : {false, true}) {
+    for (const bool past : {false, true}) reduce_parts({streams, past});
+  }
+}
+
+TEST(ways_through_large_memory_are_measured_once) {
+  const FarWays ways = far_ways();
+  CHECK(far_ways().copies_in_streams == ways.copies_in_streams);
+  CHECK(!access_to(far_bytes - 1).in_streams && !access_to(far_bytes - 1).past_caches);
+  CHECK(access_to(far_bytes).in_streams == ways.reduces_in_streams);
+  CHECK(access_to(far_bytes).past_caches == ways.writes_past_caches);
 }
 
 TEST(far_copies_are_copies) {
@@ -121,7 +135,7 @@ TEST(any_number_of_destinations_gets_the_result) {
       destinations.push_back(reinterpret_cast<std::byte*>(result.data()));
     }
     const std::vector<const std::byte*> sources{bytes, bytes};
-    kernel(sources, destinations, source.size(), source.size() * sizeof(float));
+    kernel(sources, destinations, source.size(), {});
     for (const auto& result : results) CHECK((result == std::vector<float>{2.0F, 4.0F, 6.0F}));
   }
 }

@@ -233,3 +233,22 @@ TEST(forked_child_is_refused_and_its_end_harms_nobody) {
   CHECK(exit_status(pids[0], 10) == 0);
   CHECK(exit_status(pids[1], 10) == 0);
 }
+
+TEST(who_waits_for_a_message_leaves_the_core_of_a_rank_before_it) {
+  CpuMask allowed;
+  CHECK(sched_getaffinity(0, sizeof(allowed.words),
+                          reinterpret_cast<cpu_set_t*>(allowed.words.data())) == 0);
+  if (allowed.count() < 2) return;  // there is nowhere to go
+  Segment segment;
+  CHECK_OK(Segment::create(segment_bytes(2, small_staging), segment));
+  // The scheduler may have other ideas at any moment, but not each time.
+  for (int attempt = 0; attempt < 50; ++attempt) {
+    Team::format(segment.data(), 2, small_staging);
+    Team first(segment.data(), 0, 2, Liveness());
+    Team second(segment.data(), 1, 2, Liveness());
+    first.part_from(1);  // says where it is, and stays
+    second.part_from(0);
+    if (static_cast<std::uint32_t>(sched_getcpu()) != first.slots()[0].core.load()) return;
+  }
+  CHECK(!"moved");
+}
