@@ -8,6 +8,7 @@ from models import ROWS, batch, chain
 from torch import nn
 
 import gradsync as dist
+from gradsync.ddp.engine import CallEngine
 from gradsync.ddp.mixed_precision import MixedPrecision
 from gradsync.testing import assert_same_on_all_ranks
 
@@ -257,3 +258,101 @@ def test_sparse_gradients_under_mixed_precision(rank):
         rows = gradient.coalesce()
         assert rows.indices().tolist() == [[0, 1, 3]]
         assert_same_on_all_ranks(rows.values())
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, both):
+        return self.a(x) + (self.b(x) if both else 0)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_parameter_that_one_rank_never_uses_is_averaged_for_ever(rank, dtype):
+    ddp = dist.DistributedDataParallel(Branches().to(dtype))
+    ddp.reducer.change_engine(lambda group, buckets, timeout_s: CallEngine(group))
+    for _ in range(200 if dtype is torch.float32 else 40):
+        ddp.zero_grad()
+        ddp(torch.ones(2, 4, dtype=dtype), both=rank == 0).sum().backward()
+        assert ddp.module.b.weight.grad is not None
+    assert_same_on_all_ranks(ddp.module.b.weight.grad)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("cap", [None, 0])
+@pytest.mark.parametrize("when", ["before forward", "before backward", "in place of another"])
+def test_what_hooks_behind_ours_make_of_gradients_is_averaged(rank, cap, when):
+    def scale(param):
+        param.grad.mul_(rank + 1.0)
+
+    ddp = dist.DistributedDataParallel(chain(), bucket_cap_mb=cap)
+    alone = copy.deepcopy(ddp.module)
+    handles = []
+    for step in range(4):
+        ddp.zero_grad()
+        if when != "before backward":
+            for handle in handles if when == "in place of another" else ():
+                handle.remove()
+            handles = [p.register_post_accumulate_grad_hook(scale) for p in ddp.parameters()]
+        loss = ddp(batch(step, ROWS)).sum()
+        if when == "before backward":
+            handles = [p.register_post_accumulate_grad_hook(scale) for p in ddp.parameters()]
+        loss.backward()
+        if when != "in place of another":
+            for handle in handles:
+                handle.remove()
+        alone.zero_grad()
+        alone(batch(step, ROWS)).sum().backward()
+        for ours, own in zip(ddp.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, own.grad * 1.5)
+
+
+@pytest.mark.ranks(2)
+def test_layer_that_is_added_after_wrapping_is_an_error(rank):
+    ddp = dist.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
+    ddp.module.append(nn.ReLU())
+    ddp(torch.ones(1, 4)).sum().backward()
+    ddp.module.append(nn.Linear(4, 4))
+    with torch.no_grad():
+        ddp(torch.ones(1, 4))  # nothing is to be averaged
+    for _ in range(2):
+        with pytest.raises(dist.UsageError, match=r"did not have when it was wrapped.*2\.weight"):
+            ddp(torch.ones(1, 4))
+    ddp.module[2].requires_grad_(False)
+    ddp(torch.ones(1, 4)).sum().backward()
+
+
+@pytest.mark.ranks(2)
+def test_accumulation_that_is_left_early_or_begins_with_old_gradients_is_told(rank):
+    ddp = dist.DistributedDataParallel(nn.Linear(4, 1))
+
+    def leave_early():
+        for x in ddp.accumulate([torch.ones(1, 4)] * 3):
+            ddp(x).sum().backward()
+            break
+
+    with pytest.warns(UserWarning, match="left before its last batch"):
+        leave_early()
+    ddp.zero_grad()
+    for x in ddp.accumulate([torch.ones(1, 4)] * 2):
+        ddp(x).sum().backward()
+    ddp.weight(1)
+    ddp(x).sum().backward()  # one backward on top of an old gradient is right
+    torch.testing.assert_close(ddp.module.bias.grad, torch.full((1,), 3.0))
+    with ddp.no_sync():
+        ddp.weight(1)
+        ddp(x).sum().backward()
+    with pytest.raises(dist.UsageError, match="call zero_grad"):
+        ddp.weight(1)
+
+
+@pytest.mark.ranks(2)
+def test_torchs_own_class_says_which_precision(rank):
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    half = _MixedPrecision(param_dtype=torch.bfloat16)
+    ddp = dist.DistributedDataParallel(nn.Linear(4, 1), mixed_precision=half)
+    assert ddp(torch.ones(1, 4)).dtype is torch.bfloat16

@@ -61,6 +61,7 @@ class Arrivals:
         self._handles: list[Any] = []
         self._hooks: list[Any] = []
         self._hook_count = 0
+        self._hook_ids: dict[int, int] = {}
         self._identities: list[int] = []
         self._sizes: list[int] = []
         self.fired = bytearray(count)
@@ -104,7 +105,7 @@ class Arrivals:
             self.order.clear()
             self.runs[:] = [1] * len(self.runs)
         self._to_run[:] = self.runs
-        others = self._hook_count > len(self._handles)
+        others = self._count_hooks() > len(self._handles)
         self._versions = [param._version for param in self._params] if others else None
 
     def check_untouched(self, names: Sequence[str]) -> None:
@@ -177,6 +178,11 @@ class Arrivals:
         same = list(map(_identity, self._params)) == self._identities
         return same and self._count_hooks() == self._hook_count
 
+    def _is_followed(self, number: int) -> bool:
+        """Return whether a hook that runs behind ours may still change this gradient."""
+        hooks: Any = self._params[number]._post_accumulate_grad_hooks
+        return bool(hooks) and next(reversed(hooks)) != self._hook_ids[number]
+
     def _anchor(self) -> None:
         """Tell autograd of the tables of hooks that torch.utils.swap_tensors() has cut loose."""
         identities = list(map(_identity, self._params))
@@ -196,7 +202,9 @@ class Arrivals:
     def _hook(self, number: int, hook: Hook) -> None:
         param: Any = self._params[number]
         if param.requires_grad:  # a frozen one only has an old gradient to send
-            self._handles.append(param.register_post_accumulate_grad_hook(hook))
+            handle = param.register_post_accumulate_grad_hook(hook)
+            self._handles.append(handle)
+            self._hook_ids[number] = handle.id
 
     def _in_bucket(self, listener: Listener, number: int, index: int) -> Hook:
         fired, remaining = self.fired, self.remaining
@@ -221,7 +229,9 @@ class Arrivals:
                 remaining[index] -= 1
                 if remaining[index] > 0:
                     return
-            listener.bucket_full()
+            # What others do behind us is done when the next gradient comes, or at the end.
+            if not self._is_followed(number):
+                listener.bucket_full()
 
         def on_grad_of_large(param: object) -> None:
             on_grad(param)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
 
 from gradsync.ddp.agreement import WHILE_COPYING_BUFFERS, explaining
 from gradsync.ddp.parcel import Parcel, broadcast_tensors, parcels
+from gradsync.ddp.parts import Parts
 from gradsync.group.group import ProcessGroup
 
 __all__ = ["BufferHook", "BufferHookLocation", "BufferSync"]
@@ -41,9 +43,8 @@ _Place: TypeAlias = tuple[Any, ...]
 
 
 def _place_of(tensor: torch.Tensor) -> _Place:
-    """Return which elements of which storage a tensor has."""
-    storage = tensor.untyped_storage()._cdata
-    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    """Return which elements of which memory a tensor has, while that is not freed."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _can_be_kept(buffers: Sequence[torch.Tensor]) -> bool:
@@ -53,13 +54,13 @@ def _can_be_kept(buffers: Sequence[torch.Tensor]) -> bool:
 
 
 class BufferSync:
-    """Synchronises a module's buffers; looks them up each time, as modules may rebind them."""
+    """Synchronises a module's buffers; looks them up each time, as modules may rebind them.
 
-    def __init__(
-        self, module: torch.nn.Module, group: ProcessGroup, ignored: frozenset[str]
-    ) -> None:
-        self._module = module
-        self._look_for_parts()
+    Of the parts that were noted last: whoever runs it sees to that.
+    """
+
+    def __init__(self, parts: Parts, group: ProcessGroup, ignored: frozenset[str]) -> None:
+        self._parts = parts
         self.group = group
         self._ignored = ignored
         self.hook: BufferHook | None = None
@@ -67,23 +68,25 @@ class BufferSync:
         self._kept: list[Parcel] = []
         self._kept_for: list[_Place] = []
 
-    def _look_for_parts(self) -> None:
-        named = list(self._module.named_modules())
-        self._parts = [(name, part._buffers) for name, part in named]
-        self._children = [(part._modules, list(part._modules.values())) for _, part in named]
-
     def named(self) -> dict[str, torch.Tensor]:
         """Return the buffers that take part."""
-        if any(list(children.values()) != seen for children, seen in self._children):
-            self._look_for_parts()  # a part was replaced
+        self._parts.look()
         found: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
-        for prefix, buffers in self._parts:
+        for prefix, buffers in self._parts.buffers:
             for name, buffer in buffers.items() if buffers else ():
                 full = f"{prefix}.{name}" if prefix else name
                 if buffer is not None and full not in self._ignored and id(buffer) not in seen:
                     seen.add(id(buffer))
                     found[full] = buffer
+        return found
+
+    def _present(self) -> list[torch.Tensor]:
+        """Return the same without their names, which takes a third of the time."""
+        tables = (buffers.values() for _, buffers in self._parts.buffers if buffers)
+        found = [buffer for buffer in chain.from_iterable(tables) if buffer is not None]
+        if self._ignored or len(set(map(id, found))) != len(found):
+            return list(self.named().values())
         return found
 
     def run(self, location: BufferHookLocation, root: int = 0) -> None:
@@ -92,13 +95,14 @@ class BufferSync:
         due = BufferHookLocation.PRE_FORWARD if hook is None else hook.location
         if location is not due:
             return
+        if hook is None:
+            present = self._present() if self.group.size() > 1 else []
+            if present:
+                with torch.no_grad(), explaining(WHILE_COPYING_BUFFERS):
+                    self._broadcast(present, root)
+            return
         buffers = self.named()
         if not buffers:
-            return
-        if hook is None:
-            if self.group.size() > 1:
-                with torch.no_grad(), explaining(WHILE_COPYING_BUFFERS):
-                    self._broadcast(list(buffers.values()), root)
             return
         # By .data, as in Parcel: what backward has saved is not changed by this.
         with torch.no_grad():
@@ -107,13 +111,13 @@ class BufferSync:
             self._pending += futures if isinstance(futures, Iterable) else [futures]
 
     def _broadcast(self, buffers: Sequence[torch.Tensor], root: int) -> None:
-        if not _can_be_kept(buffers):
-            self._kept, self._kept_for = [], []
-            broadcast_tensors(buffers, self.group, root)
-            return
-        # The kept ones' storages are alive, so no other has the identity of one of them.
+        # The kept ones' memory is not freed, so no other tensor has its address.
         places = [_place_of(buffer) for buffer in buffers]
         if places != self._kept_for:
+            if not _can_be_kept(buffers):
+                self._kept, self._kept_for = [], []
+                broadcast_tensors(buffers, self.group, root)
+                return
             # Tensors made in inference mode are of no use after it.
             with torch.inference_mode(False):
                 self._kept = [Parcel(each) for each in parcels(buffers)]

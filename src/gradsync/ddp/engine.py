@@ -59,7 +59,9 @@ class CallEngine:
 
     def launch(self, bucket: Bucket, missing: bytes | None, weight: float | None) -> None:
         """Start the bucket's all-reduce."""
-        if missing is not None:
+        if missing is None:
+            bucket.tail.fill_(1)  # where others had some missing, their mean is there
+        else:
             bucket.tail.copy_(1 - torch.tensor(list(missing)))
             self._used.add(bucket.index)
         op = ReduceOp.AVG
@@ -92,11 +94,10 @@ class CallEngine:
                 bucket.tail.sgn_()
 
     def missing_everywhere(self, bucket: Bucket) -> Sequence[int]:
-        """Read the bucket's tail, and make it ready for the next time."""
+        """Read the bucket's tail."""
         if bucket.index not in self._used:
             return ()
         found = [k for k, used in enumerate(bucket.tail.tolist()) if not used]
-        bucket.tail.fill_(1)
         self._used.discard(bucket.index)
         return found
 

@@ -43,16 +43,15 @@ class MixedPrecision:
 
 
 def as_mixed_precision(value: Any) -> MixedPrecision:
-    """Return ``value``, or what torch's class of the same fields says."""
+    """Return ``value``, or what one of torch's classes for the same says."""
     if isinstance(value, MixedPrecision):
         return value
-    try:
-        fields = MixedPrecision.__dataclass_fields__
-        return MixedPrecision(**{name: getattr(value, name) for name in fields})
-    except AttributeError:
+    if not all(hasattr(value, name) for name in ("param_dtype", "reduce_dtype", "buffer_dtype")):
         raise UsageError(
             f"mixed_precision is a MixedPrecision, got {type(value).__name__}: {value!r}"
-        ) from None
+        )
+    fields = MixedPrecision.__dataclass_fields__
+    return MixedPrecision(**{n: getattr(value, n) for n in fields if hasattr(value, n)})
 
 
 class Caster:

@@ -6,9 +6,11 @@ before and after each forward, and the choices of when gradients travel.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +25,7 @@ from gradsync.ddp.in_backward import step_attached_optimizers
 from gradsync.ddp.init_sync import verify_same
 from gradsync.ddp.options import DDPOptions
 from gradsync.ddp.parcel import broadcast_tensors
+from gradsync.ddp.parts import Parts
 from gradsync.ddp.reducer import Reducer, ReducerOptions
 from gradsync.ddp.shards import LocalShard, is_cut_up, local_part
 from gradsync.ddp.sparse import sparse_parameters
@@ -57,7 +60,9 @@ class Replica:
         self._leaf_hook: RemovableHandle | None = None
         self.comm_hook_name: str | None = None
         self.sync_buffers_next = True
-        self.buffer_sync = BufferSync(module, group, self.ignored)
+        self._parts = Parts(module)
+        self._checked_edition = 0
+        self.buffer_sync = BufferSync(self._parts, group, self.ignored)
         named = named_parameters(module, self.ignored)
         _check_parameters(named)
         if group.size() > 1:
@@ -98,7 +103,8 @@ class Replica:
         reducer.on_finish.append(self.buffer_sync.wait)
         module, ignored = self.module, self.ignored
         known = {id(param) for _, param in named}
-        reducer.on_unused = lambda: _check_replaced(module, ignored, known)
+        self._check_parts = partial(_check_replaced, module, ignored, known)
+        reducer.on_unused = self._check_parts
         return reducer
 
     def broadcast_state(self, buffers: bool = True, root: int = 0) -> None:
@@ -117,7 +123,11 @@ class Replica:
         if self._is_new:
             self._take_over_optimizers()
         syncs = self.sync_gradients and torch.is_grad_enabled() and not _in_transform()
+        self._parts.look()
         if syncs:
+            if self._parts.edition != self._checked_edition:
+                self._check_parts()  # what is new and trained would not be averaged
+                self._checked_edition = self._parts.edition
             self.reducer.check()
         # Buffers first: on a rank that accumulates, this is the forward before the one that plans.
         if self.buffers_are_due():
@@ -189,12 +199,22 @@ class Replica:
     def accumulate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield ``batches``; only the backward of the last one is synchronised."""
         held: list[Batch] = []
-        for batch in batches:
-            if held:
-                with self.no_sync():
-                    yield held.pop()
-            held.append(batch)
-        yield from held
+        try:
+            for batch in batches:
+                if held:
+                    with self.no_sync():
+                        yield held.pop()
+                held.append(batch)
+            yield from held
+        except GeneratorExit:
+            if self.reducer.arrivals.unseen():
+                warnings.warn(
+                    "accumulate() was left before its last batch, so the gradients so far are those"
+                    " of this rank alone: call zero_grad(), or go on with a synchronised backward, "
+                    "before the optimizer steps",
+                    stacklevel=2,
+                )
+            raise
 
     def weight(self, weight: float) -> None:
         """Give this rank's next backward a weight in the mean."""
@@ -269,10 +289,14 @@ def _check_parameters(named: list[tuple[str, nn.Parameter]]) -> None:
 
 
 def _check_replaced(module: nn.Module, ignored: frozenset[str], known: set[int]) -> None:
-    """Raise if parameters that are no longer used were replaced by others."""
+    """Raise if there are trained parameters that were not there when the module was wrapped."""
     known = known | _synchronised_inside(module)
     named = named_parameters(module, ignored)
-    new = [name for name, param in named if param.requires_grad and id(param) not in known]
+    # No parameters are what torch.func.functional_call() puts in their place while it runs.
+    trained = [
+        each for each in named if each[1].requires_grad and isinstance(each[1], nn.Parameter)
+    ]
+    new = [name for name, param in trained if id(param) not in known]
     if new:
         raise UsageError(
             "the module has parameters that it did not have when it was wrapped, and no one "

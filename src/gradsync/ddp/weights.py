@@ -30,6 +30,7 @@ class PassWeight:
         self._sum = 0.0
         self._unit = 0.0
         self._kept: list[torch.Tensor | None] | None = None
+        self._has_base = False
 
     def set(self, weight: float, unseen: list[torch.Tensor]) -> None:
         """Give the next backward a weight; ``unseen`` are the gradients accumulated before it."""
@@ -38,6 +39,13 @@ class PassWeight:
         # One that is not zero ends the search, so this seldom looks at more than one.
         if all(map(_is_zero, unseen)):
             self.end()  # they were dropped without having been synchronised
+            grads = (param.grad for param in self._params)
+            self._has_base = any(grad is not None and not _is_zero(grad) for grad in grads)
+        elif self._has_base:
+            raise UsageError(
+                "gradients of an earlier step were there when this accumulation began, and would "
+                "be weighted like its own; call zero_grad() before an accumulation with weights"
+            )
         elif self._next is None:
             raise UsageError(
                 "a backward without a weight came before in this accumulation; "
