@@ -15,7 +15,9 @@ namespace gradsync {
 inline std::shared_ptr<void> keep_alive(nanobind::object object) {
   return {object.release().ptr(), [](void* pointer) {
             const Visit python;
-            if (python) Py_DECREF(static_cast<PyObject*>(pointer));
+            if (!python) return;
+            const nanobind::error_scope pending;
+            Py_DECREF(static_cast<PyObject*>(pointer));
           }};
 }
 
@@ -29,6 +31,8 @@ class Callback {
   void operator()() const {
     const Visit python;
     if (!python) return;
+    // The call may have ended because a signal handler raised, which is told when it returns.
+    const nanobind::error_scope pending;
     try {
       nanobind::borrow<nanobind::callable>(static_cast<PyObject*>(function_.get()))();
     } catch (nanobind::python_error& error) {

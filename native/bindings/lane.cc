@@ -154,6 +154,8 @@ class Lane {
     Row<std::byte> to(session_->size());
     if (!from.read(reader_, inputs, first.dtype, nullptr)) return false;
     if (!to.read(reader_, outputs, first.dtype, nullptr)) return false;
+    const auto mine = static_cast<std::size_t>(session_->rank());
+    if (from.counts()[mine] != to.counts()[mine]) return false;
     for (std::size_t i = 0; i < from.counts().size(); ++i) {
       const int own = static_cast<int>(i) == session_->rank() ? session_->rank() : -1;
       if (to.meets(from.addresses()[i], from.counts()[i], first.dtype, own)) return false;

@@ -71,7 +71,8 @@ def test_small_tensors_share_a_call(rank, world_size, group):
     mixed[2] = torch.full((4, 4), rank + 2.0)[::2, ::2]
     future = dist.all_reduce_coalesced(mixed, async_op=True)
     assert future.wait() == mixed
-    assert calls == ["all_reduce"] * 4  # two of 280 KB, the small floats, the integers
+    # The sizes, then two of 280 KB, the small floats, the integers.
+    assert calls == ["all_gather", *["all_reduce"] * 4]
     assert mixed[0].tolist() == [3.0] * 3
     assert mixed[2].tolist() == [[9.0, 9.0]] * 2
     assert mixed[-1].tolist() == [[3 + 2 * world_size] * 2] * 2
@@ -82,7 +83,7 @@ def test_small_tensors_share_a_call(rank, world_size, group):
     with dist.coalescing_manager():
         for output, tensor in zip(outputs, inputs, strict=True):
             assert dist.all_gather_single(output, tensor) is None
-    assert calls == ["all_gather"]
+    assert calls == ["all_gather"] * 2
     assert outputs[0][:, 0].tolist() == [0, 0, 1, 1, 2, 2]
     assert outputs[1].tolist() == [0.0] * 4 + [10.0] * 4 + [20.0] * 4
 
@@ -92,7 +93,7 @@ def test_small_tensors_share_a_call(rank, world_size, group):
         for result, output in zip(results, outputs, strict=True):
             dist.reduce_scatter_single(result, output, dist.ReduceOp.AVG, async_op=True)
     manager.wait()
-    assert calls == ["reduce_scatter"]
+    assert calls == ["all_gather", "reduce_scatter"]
     assert [result.unique().item() for result in results] == [rank, 10.0 * rank]
     again = [torch.empty(2, 3), torch.empty(4)]
     dist.reduce_scatter_coalesced(again, outputs, "avg")
@@ -101,7 +102,7 @@ def test_small_tensors_share_a_call(rank, world_size, group):
     del calls[:]
     states = [torch.full((n,), float(rank)) for n in (1, 2, 30, 3)] + [torch.tensor([rank])]
     dist._broadcast_coalesced(group, states, 20, 2)
-    assert calls == ["broadcast"] * 4
+    assert calls == ["all_gather", *["broadcast"] * 4]
     assert all((state == 2).all() for state in states)
     assert dist.all_reduce_coalesced([]) is None
     assert dist.all_reduce_coalesced([], async_op=True).wait() == []
@@ -136,7 +137,7 @@ def test_block_takes_one_kind_and_leaves_nothing_behind(rank, group):
     numbers = [torch.ones(1), torch.ones(1), torch.ones(1)]
     in_block(*(partial(dist.all_reduce, *each) for each in zip(numbers, SUMS, strict=True)))
     assert numbers == [torch.full((1,), 2.0)] * 3
-    assert calls == ["barrier", "all_reduce", "all_reduce"]
+    assert calls == ["barrier", "all_reduce", "all_gather", "all_reduce"]
     with pytest.raises(dist.UsageError, match="CPU"), dist.coalescing_manager(device="meta"):
         pass
     with pytest.raises(TypeError, match="needs tensors"):
@@ -176,3 +177,41 @@ def test_time_to_wait_for_several_calls_is_never_endless_because_it_has_run_out(
     assert together.wait()
     assert 0 < limits[1] < limits[0] <= 0.005  # zero would be no limit
     assert limits[2:] == [math.inf, math.inf, None, None]
+
+
+@pytest.mark.ranks(2)
+def test_tensors_that_differ_from_rank_to_rank_are_a_mismatch_and_stay_as_they_are(rank, group):
+    def swapped(sizes):
+        return [torch.full((n,), float(n)) for n in (sizes if rank == 0 else reversed(sizes))]
+
+    def by_function(tensors):
+        dist.all_reduce_coalesced(tensors)
+
+    def by_future(tensors):
+        dist.all_reduce_coalesced(tensors, async_op=True).wait()
+
+    def by_block(tensors):
+        with dist.coalescing_manager():
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+
+    def by_gather(tensors):
+        outputs = [[torch.empty_like(t) for t in tensors] for _ in range(2)]
+        dist.all_gather_coalesced(outputs, tensors)
+
+    for call in (by_function, by_future, by_block, by_gather):
+        tensors = swapped([2, 3])
+        with pytest.raises(dist.MismatchError, match=r"rank 1: 2 tensors: float32\[3\]") as caught:
+            call(tensors)
+        assert str(caught.value).count("test_coalescing.py:") == 2
+        for tensor, kept in zip(tensors, swapped([2, 3]), strict=True):
+            torch.testing.assert_close(tensor, kept, rtol=0, atol=0)
+    dist.all_reduce_coalesced([torch.ones(2), torch.ones(3)])
+
+
+@pytest.mark.ranks(2)
+def test_block_that_differs_names_its_line(rank, group):
+    with pytest.raises(dist.MismatchError) as caught, dist.coalescing_manager():
+        dist.all_reduce(torch.ones(2 + rank))
+    assert str(caught.value).count("test_coalescing.py:") == 2
+    assert "contextlib" not in str(caught.value)

@@ -161,3 +161,9 @@ def test_autograd_counts_no_result_as_a_change():
     dist.all_reduce_coalesced([leaf, gaps])
     assert (leaf.tolist(), gaps.tolist()) == ([4.0, 4.0], [4.0, 4.0])
     assert (leaf._version, gaps._version) == versions
+
+
+@pytest.mark.ranks(2)
+def test_lists_of_objects_that_differ_in_length_are_a_mismatch_on_every_rank(rank, group):
+    with pytest.raises(dist.MismatchError, match=r"test_functions\.py"):
+        dist.broadcast_object_list(["a", "b"][: rank + 1], 0)

@@ -258,6 +258,21 @@ def test_ctrl_c_ends_a_wait(rank, group):
             group.barrier()
 
 
+@pytest.mark.ranks(2)
+def test_ctrl_c_ends_the_first_wait_for_a_call_in_flight(rank, group):
+    sub = dist.new_group()
+    if rank == 1:
+        time.sleep(0.6)
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    work = sub.all_reduce_async(torch.ones(3))
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    timer.join()
+
+
 def test_shortage_of_memory_is_an_error_of_the_first_call():
     sessions = _native.local_sessions(2, 1 << 40)  # staging space that no machine has
     failures: list[str] = []

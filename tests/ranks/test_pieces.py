@@ -158,3 +158,14 @@ def test_even_and_uneven_all_gather_do_not_mix(rank, group):
     with pytest.raises(dist.MismatchError, match="in uneven pieces"):
         group.all_gather(outputs, torch.ones(2 + rank))
     assert all((output == -1).all() for output in outputs)
+
+
+@pytest.mark.ranks(2)
+def test_own_piece_of_two_sizes_is_found_before_anything_is_sent(rank, group):
+    sent, received = ([2, 1], [3, 1]) if rank == 0 else ([1, 2], [1, 2])
+    if rank == 0:
+        with pytest.raises(dist.UsageError, match="gives itself 2 elements and expects 3"):
+            dist.all_to_all([torch.empty(n) for n in received], [torch.ones(n) for n in sent])
+        with pytest.raises(dist.UsageError, match="gives itself 2 elements and expects 3"):
+            dist.all_to_all_single(torch.empty(4), torch.ones(3), received, sent)
+    dist.barrier()

@@ -171,6 +171,8 @@ class ShmBackend:
             try:
                 pending.wait(0)
             except _native.StatusError as error:
+                if error.args[0] == "interrupted":
+                    return  # Ctrl-C was told where it came
                 _log.error(
                     "gradsync: a call failed whose handle nobody waited for: %s",
                     self._failure(error, call),

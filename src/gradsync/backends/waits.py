@@ -49,7 +49,9 @@ def watch_waits() -> None:
 def _watch(_: str, torch: ModuleType | None) -> None:
     late_after_s = read_seconds("GRADSYNC_LATE_AFTER")
     others = getattr(torch, "__path__", ())
-    _native.set_own_folders([OUR_FOLDER, *(folder + os.sep for folder in others)])
+    # Nor is the end of a "with" block: the line that is told is the block's.
+    ours = (OUR_FOLDER, contextlib.__file__)
+    _native.set_own_folders([*ours, *(folder + os.sep for folder in others)])
     _native.tell_of_long_waits(late_after_s, tell_late)
 
 

@@ -18,7 +18,8 @@ from gradsync.group.capture import Capture
 from gradsync.group.collectives import Group, member_group
 from gradsync.group.compiling import keep_compiler_out
 from gradsync.group.group import ProcessGroup
-from gradsync.group.packing import check_tensors, joined, packs, spread
+from gradsync.group.layouts import Layouts
+from gradsync.group.packing import PACK_BYTES, check_tensors, joined, packs, spread
 from gradsync.group.reductions import Reduction
 from gradsync.group.together import Step, Together
 
@@ -96,8 +97,10 @@ def _broadcast_coalesced(
     At most two buffers are there at a time.
     """
     check_tensors("_broadcast_coalesced", "tensors", tensors)
+    found, first = _packed(process_group, "_broadcast_coalesced", tensors, buffer_size)
+    Together(first, []).wait()
     in_flight: deque[Together] = deque()
-    for pack in packs(tensors, buffer_size):
+    for pack in found:
         if len(in_flight) == 2:
             in_flight.popleft().wait()
         chosen = [tensors[at] for at in pack]
@@ -201,10 +204,21 @@ def _checked(name: str, outputs: Tensors, inputs: Tensors | None = None) -> None
         raise UsageError(f"{name}: {len(outputs)} outputs for {len(inputs)} inputs")
 
 
+def _packed(
+    group: ProcessGroup, name: str, tensors: Tensors, most_bytes: int = PACK_BYTES
+) -> tuple[list[list[int]], list[Step]]:
+    """Return which tensors go together, and the call that goes before them."""
+    found = list(packs(tensors, most_bytes))
+    if group.size() == 1 or all(len(pack) == 1 for pack in found):
+        return found, []
+    return found, [(Layouts(group, name, tensors), None)]
+
+
 def _all_reduce(group: ProcessGroup, tensors: Tensors, op: Any) -> Together:
-    _checked("all_reduce_coalesced", tensors)
-    steps: list[Step] = []
-    for pack in packs(tensors):
+    name = "all_reduce_coalesced"
+    _checked(name, tensors)
+    found, steps = _packed(group, name, tensors)
+    for pack in found:
         chosen = [tensors[at] for at in pack]
         if len(pack) == 1:
             steps.append((group.all_reduce_async(chosen[0], op), None))
@@ -219,8 +233,8 @@ def _all_gather_single(group: ProcessGroup, outputs: Tensors, inputs: Tensors) -
     _checked(name, outputs, inputs)
     for output, tensor in zip(outputs, inputs, strict=True):
         group.check_stacked(name, output, tensor, ("an output", "its input"))
-    steps: list[Step] = []
-    for pack in packs(inputs):
+    found, steps = _packed(group, name, inputs)
+    for pack in found:
         given, into = [inputs[at] for at in pack], [outputs[at] for at in pack]
         if len(pack) == 1:
             steps.append((group.all_gather_single_async(into[0], given[0]), None))
@@ -241,8 +255,8 @@ def _all_gather_lists(group: ProcessGroup, outputs: Sequence[Tensors], inputs: T
         _checked(name, each, inputs)
         for output, tensor in zip(each, inputs, strict=True):
             check_shapes([output], tensor.shape, name)
-    steps: list[Step] = []
-    for pack in packs(inputs):
+    found, steps = _packed(group, name, inputs)
+    for pack in found:
         flat = joined([inputs[at] for at in pack])
         rows = torch.empty(size, flat.numel(), dtype=flat.dtype)
         into = [[each[at] for at in pack] for each in outputs]
@@ -261,8 +275,8 @@ def _reduce_scatter(group: ProcessGroup, outputs: Tensors, inputs: Tensors, op: 
     _checked(name, outputs, inputs)
     for output, tensor in zip(outputs, inputs, strict=True):
         group.check_stacked(name, tensor, output, ("an input", "its output"))
-    steps: list[Step] = []
-    for pack in packs(outputs):
+    found, steps = _packed(group, name, outputs)
+    for pack in found:
         given, into = [inputs[at] for at in pack], [outputs[at] for at in pack]
         if len(pack) == 1:
             steps.append((group.reduce_scatter_single_async(into[0], given[0], op), None))

@@ -63,6 +63,8 @@ class Exchanging(Caller):
         check_dtypes(inputs, inputs[0].dtype, "all_to_all")
         check_dtypes(outputs, inputs[0].dtype, "all_to_all")
         into = tuple([output_view(tensor, "all_to_all") for tensor in outputs])
+        own = self._rank
+        self._check_own("all_to_all", inputs[own].numel(), outputs[own].numel())
         call = Call(ALL_TO_ALL, NO_BUFFER, self._limit(timeout), inputs=given, outputs=into)
         return Prepared(call, list(outputs), tuple(zip(outputs, into, strict=True)))
 
@@ -118,6 +120,7 @@ class Exchanging(Caller):
             )
         received = self._part_counts("output", output, output_splits)
         sent = self._part_counts("input", tensor, input_splits)
+        self._check_own(name, sent[self._rank], received[self._rank])
         width = tensor.element_size()
         call = Call(
             ALL_TO_ALL,
@@ -127,6 +130,13 @@ class Exchanging(Caller):
             outputs=parts(whole, received, width),
         )
         return Prepared(call, [output], ((output, whole),))
+
+    def _check_own(self, name: str, sent: int, received: int) -> None:
+        if sent != received:
+            raise UsageError(
+                f"{name}: rank {self._rank} gives itself {sent} elements and expects {received} "
+                "of itself"
+            )
 
     def _part_counts(
         self, what: str, tensor: torch.Tensor, splits: Sequence[int] | None

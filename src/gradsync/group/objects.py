@@ -79,15 +79,9 @@ def broadcast_object_list(
         return
     _check_list("broadcast_object_list", object_list)
     root = root_in_group("broadcast_object_list", where, src, group_src, otherwise=0)
-    objects = pickle.loads(_broadcast(where, object_list, root))
-    if where.rank() == root:
-        return
-    if len(objects) != len(object_list):
-        raise UsageError(
-            f"broadcast_object_list: rank {root} of the group sent {len(objects)} objects, this "
-            f"rank has room for {len(object_list)}"
-        )
-    object_list[:] = objects
+    objects = pickle.loads(_broadcast(where, object_list, root, entries=len(object_list)))
+    if where.rank() != root:
+        object_list[:] = objects
 
 
 def scatter_object_list(
@@ -220,11 +214,13 @@ def _gather(group: ProcessGroup, value: Any, root: int | None) -> list[bytes]:
     return found if root is None or root == group.rank() else []
 
 
-def _broadcast(group: ProcessGroup, value: Any, root: int) -> bytes:
+def _broadcast(group: ProcessGroup, value: Any, root: int, entries: int = 0) -> bytes:
     data = _pickled(value) if group.rank() == root else b""
-    length = torch.tensor([len(data)])
-    group.broadcast(length, root)
-    buffer = _tensor(data) if group.rank() == root else torch.empty(int(length), dtype=torch.uint8)
+    # An element more for each entry: lists that differ in length are a mismatch on all ranks.
+    lengths = torch.full((1 + entries,), len(data))
+    group.broadcast(lengths, root)
+    length = int(lengths[0])
+    buffer = _tensor(data) if group.rank() == root else torch.empty(length, dtype=torch.uint8)
     group.broadcast(buffer, root)
     return _plain(bytes(buffer.numpy()), f"the object of rank {root}")
 

@@ -25,6 +25,8 @@ class Sharing(Caller):
         if not all(isinstance(length, int) and length >= 0 for length in shape):
             raise UsageError(f"a shape is made of numbers that are not negative, got {size}")
         kind = torch.get_default_dtype() if dtype is None else dtype
+        if not isinstance(kind, torch.dtype):
+            raise TypeError(f"dtype is a torch.dtype, got {dtype!r}")
         nbytes = math.prod(shape) * kind.itemsize
         make = getattr(self.backend, "shared_bytes", None)
         if make is None or nbytes == 0:
@@ -39,6 +41,8 @@ class Sharing(Caller):
 
     def shared_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of ``tensor`` in memory that all ranks of the world have mapped."""
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"shared_like needs a tensor, got {type(tensor).__name__}: {tensor!r}")
         copy = self.shared_empty(tuple(tensor.shape), dtype=tensor.dtype)
         copy.copy_(tensor.detach())
         return copy.requires_grad_(tensor.requires_grad)
