@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 
 import pytest
@@ -17,6 +18,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     Some have no chance to tidy up, because they are killed, and some never do: torch's compiler and
     its launcher. This process itself goes on in the usual place, as its temporary folders do.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell ignores Ctrl-C for what it starts in the background; so would all that tests start
+        # and interrupt.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.gettempdir()  # which is remembered
     session.config.stash[_own_folder] = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="gradsync-")
 
