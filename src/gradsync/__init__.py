@@ -25,7 +25,7 @@ _HOMES = {
     "ddp.replicate": ("replica_of", "replicate"),
     "device_mesh.mesh": ("DeviceMesh", "init_device_mesh"),
     "errors": tuple(errors.__all__),
-    "group.coalescing": (
+    "group.coalesced": (
         "_broadcast_coalesced",
         "_coalescing_manager",
         "all_gather_coalesced",

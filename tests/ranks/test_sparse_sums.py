@@ -60,8 +60,9 @@ def test_sparse_tensors_are_checked_on_every_rank(rank, group):
         sparse([[0]], (3,), torch.float64 if rank else torch.float32),
     ):
         before = other.clone()
-        with pytest.raises(dist.MismatchError, match=r"(?s)rank 0: SUM of .*rank 1: SUM of "):
+        with pytest.raises(dist.MismatchError, match=r"(?s)0: SUM of .*1: SUM of ") as caught:
             group.all_reduce(other)
+        assert str(caught.value).count(" at tests/ranks/test_sparse_sums.py:") == 2
         assert torch.equal(other.to_dense(), before.to_dense())
     tensor = sparse([[0]], (3,))
     for wrong in (

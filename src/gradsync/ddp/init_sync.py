@@ -9,7 +9,6 @@ import torch
 
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
-from gradsync.group.objects import all_gather_object
 
 __all__ = ["verify_same"]
 
@@ -30,9 +29,7 @@ def verify_same(
     group.all_gather_single(digests, torch.tensor([int.from_bytes(digest, "big", signed=True)]))
     if bool((digests == digests[0]).all()):
         return
-    everyone: list[list[str]] = [[]] * group.size()
-    all_gather_object(everyone, own, group)
-    raise UsageError(_first_difference(everyone))
+    raise UsageError(_first_difference(group.all_gather_object(own)))
 
 
 def _describe(name: str, tensor: torch.Tensor) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from gradsync.backends.call import Buffer, Call
-from gradsync.backends.ops import ALL_GATHER, GATHER, SCATTER
+from gradsync.backends.ops import ALL_GATHER, BROADCAST, GATHER, SCATTER
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.base.dtypes import ReduceOp
@@ -27,7 +27,25 @@ __all__ = ["Gathering"]
 
 
 class Gathering(Caller):
-    """all_gather, gather and scatter; ranks are ranks of the group."""
+    """broadcast, all_gather, gather and scatter; ranks are ranks of the group."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None) -> None:
+        """Overwrite ``tensor`` with that of rank ``root`` of this group."""
+        if timeout is None and self._lane.broadcast(tensor, root):
+            return
+        self._carry_out(self._broadcast(tensor, root, timeout))
+
+    def broadcast_async(
+        self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None
+    ) -> Work:
+        """Start ``broadcast`` and return its handle."""
+        return self._start(self._broadcast(tensor, root, timeout))
+
+    def _broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None) -> Prepared:
+        self._check_root("broadcast", root)
+        buffer = output_view(tensor, "broadcast")
+        call = Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root)
+        return Prepared(call, [tensor], ((tensor, buffer),))
 
     def all_gather(
         self,

@@ -12,33 +12,26 @@ from typing import NoReturn
 import torch
 
 from gradsync.backends.backend import Backend
-from gradsync.backends.call import NO_BUFFER, Call
+from gradsync.backends.call import Call
 from gradsync.backends.lane import CLOSED_LANE, open_lane
-from gradsync.backends.ops import ALL_REDUCE, BARRIER, BROADCAST
-from gradsync.backends.work import DoneWork, Work
+from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout, limit_of
-from gradsync.base.dtypes import ReduceOp
 from gradsync.errors import UsageError
 from gradsync.group.adopting import adopt, leave_private
+from gradsync.group.barriers import Barriers
 from gradsync.group.board import BucketBoard
-from gradsync.group.buffers import output_view, view
 from gradsync.group.capture import Capture
+from gradsync.group.coalescing import Coalescing
 from gradsync.group.exchanging import Exchanging
-from gradsync.group.gathering import Gathering
 from gradsync.group.hooks import Hooks
 from gradsync.group.members import Members
-from gradsync.group.point_to_point import PointToPoint
-from gradsync.group.reducing import Reducing
-from gradsync.group.reductions import Reduction, find_reduction, scaled
+from gradsync.group.pickling import Pickling
 from gradsync.group.sharing import Sharing
-from gradsync.group.sparse import all_reduce_sparse, is_sparse
-from gradsync.group.torch_names import TorchNames
-from gradsync.group.work import GroupWork, Prepared
 
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, TorchNames):
+class ProcessGroup(Coalescing, Exchanging, Pickling, Sharing, Barriers):
     """Ranks that call collectives together.
 
     Every rank must make the same calls in the same order. A call that cannot be carried out raises
@@ -148,70 +141,7 @@ class ProcessGroup(Gathering, Reducing, Exchanging, PointToPoint, Sharing, Torch
             work.on_done(lambda: hooks.run(hooks.after, call))
         return work
 
-    # -- collectives ------------------------------------------------------------------------------
-
-    def barrier(self, timeout: Timeout | None = None) -> None:
-        """Wait until every rank has come here; calls made before are over then."""
-        if timeout is not None or not self._lane.barrier():
-            self.submit(Call(BARRIER, NO_BUFFER, self._limit(timeout)))
-        if self._to_fill:
-            self._fill()
-
-    def broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None) -> None:
-        """Overwrite ``tensor`` with that of rank ``root`` of this group."""
-        if timeout is None and self._lane.broadcast(tensor, root):
-            return
-        self._carry_out(self._broadcast(tensor, root, timeout))
-
-    def all_reduce(
-        self,
-        tensor: torch.Tensor,
-        op: Reduction = ReduceOp.SUM,
-        timeout: Timeout | None = None,
-    ) -> None:
-        """Combine the ranks' tensors element by element; every rank gets the result in place."""
-        if timeout is None and self._lane.all_reduce(tensor, op):
-            return
-        if is_sparse(tensor):
-            all_reduce_sparse(self, tensor, op, timeout)
-            return
-        self._carry_out(self._all_reduce(tensor, op, timeout))
-
-    def barrier_async(self, timeout: Timeout | None = None) -> Work:
-        """Start ``barrier`` and return its handle."""
-        return self._start(Prepared(Call(BARRIER, NO_BUFFER, self._limit(timeout)), []))
-
-    def broadcast_async(
-        self, tensor: torch.Tensor, root: int, timeout: Timeout | None = None
-    ) -> Work:
-        """Start ``broadcast`` and return its handle."""
-        return self._start(self._broadcast(tensor, root, timeout))
-
-    def all_reduce_async(
-        self,
-        tensor: torch.Tensor,
-        op: Reduction = ReduceOp.SUM,
-        timeout: Timeout | None = None,
-    ) -> Work:
-        """Start ``all_reduce`` and return its handle; sparse tensors are reduced before."""
-        if is_sparse(tensor):
-            all_reduce_sparse(self, tensor, op, timeout)
-            return GroupWork(DoneWork([]), [tensor], ())
-        return self._start(self._all_reduce(tensor, op, timeout))
-
-    def _broadcast(self, tensor: torch.Tensor, root: int, timeout: Timeout | None) -> Prepared:
-        self._check_root("broadcast", root)
-        buffer = output_view(tensor, "broadcast")
-        call = Call(BROADCAST, buffer, self._limit(timeout), ReduceOp.SUM, root)
-        return Prepared(call, [tensor], ((tensor, buffer),))
-
-    def _all_reduce(self, tensor: torch.Tensor, op: Reduction, timeout: Timeout | None) -> Prepared:
-        buffer = output_view(tensor, "all_reduce")
-        kind, factor = find_reduction(op)
-        if factor is not None:
-            buffer = view(scaled(tensor, factor, "all_reduce"), "all_reduce")
-        call = Call(ALL_REDUCE, buffer, self._limit(timeout), kind)
-        return Prepared(call, [tensor], ((tensor, buffer),))
+    # -- gradients --------------------------------------------------------------------------------
 
     def bucket_board(
         self,

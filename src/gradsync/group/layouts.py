@@ -16,7 +16,7 @@ from gradsync.backends.waits import present_site
 from gradsync.backends.work import Work
 from gradsync.base.deadline import Timeout
 from gradsync.errors import MismatchError
-from gradsync.group.group import ProcessGroup
+from gradsync.group.gathering import Gathering
 
 __all__ = ["Layouts"]
 
@@ -27,7 +27,13 @@ _TEXT_BYTES = 248
 class Layouts(Work):
     """The call that compares them; it fails on every rank if they differ."""
 
-    def __init__(self, group: ProcessGroup, name: str, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        group: Gathering,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        timeout: Timeout | None = None,
+    ) -> None:
         sizes = [f"{str(t.dtype).removeprefix('torch.')}[{t.numel()}]" for t in tensors]
         said = f"{len(sizes)} tensors: {', '.join(sizes)}"
         digest = blake2b(f"{name} of {said}".encode(), digest_size=_DIGEST_BYTES).digest()
@@ -37,8 +43,8 @@ class Layouts(Work):
         text = (fitted + site).encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
         row = torch.frombuffer(bytearray(digest + text), dtype=torch.uint8)
         self._group, self._name = group, name
-        self._rows = torch.empty(group.size(), row.numel(), dtype=torch.uint8)
-        self._work = group.all_gather_single_async(self._rows.view(-1), row)
+        self._rows = torch.empty(group._size, row.numel(), dtype=torch.uint8)
+        self._work = group.all_gather_single_async(self._rows.view(-1), row, timeout)
 
     def wait(self, timeout: Timeout | None = None) -> bool:
         """Wait until all have said theirs; raise if they differ."""
@@ -75,6 +81,6 @@ class Layouts(Work):
             f"{self._name}: the ranks' tensors do not fit together, so those that travel side by "
             "side were left as they are:\n" + "\n".join(lines),
             op=self._name,
-            rank=self._group.rank(),
-            ranks=tuple(range(self._group.size())),
+            rank=self._group._rank,
+            ranks=tuple(range(self._group._size)),
         )

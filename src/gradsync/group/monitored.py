@@ -1,15 +1,12 @@
-"""``monitored_barrier``: a barrier whose errors are told the way torch's are."""
+"""``monitored_barrier`` as a function on the default group."""
 
 from __future__ import annotations
 
 import warnings
 from datetime import timedelta
 
-from gradsync.base.deadline import seconds
-from gradsync.errors import CollectiveTimeout
 from gradsync.group.collectives import Group, member_group
 from gradsync.group.compiling import keep_compiler_out
-from gradsync.group.group import ProcessGroup
 
 __all__ = ["monitored_barrier"]
 
@@ -42,41 +39,7 @@ def monitored_barrier(
         )
     elif timeout is not None and not isinstance(timeout, timedelta):
         raise TypeError(f"monitored_barrier takes a timedelta as timeout, got {timeout!r}")
-    before = where._get_sequence_number_for_group()
-    try:
-        where.barrier(timeout)
-    except CollectiveTimeout as error:
-        # Of an earlier call that broke the group, all that can be told is what it was.
-        if not error.ranks or 0 < error.seq <= before:
-            raise
-        limit_s = error.timeout_s if timeout is None else seconds(timeout)
-        raise _told(where, error, limit_s, wait_all_ranks) from error
-
-
-def _told(
-    group: ProcessGroup, error: CollectiveTimeout, limit_s: float, wait_all_ranks: bool
-) -> CollectiveTimeout:
-    missing = [group.members.world_rank(rank) for rank in error.ranks]
-    within = f"within {limit_s * 1000:.0f} ms"
-    if group.rank() != 0 and 0 not in error.ranks:
-        text = (
-            f"not every rank came to monitored_barrier {within}; the error of rank "
-            f"{group.members.world_rank(0)} names those that are missing"
-        )
-    elif len(missing) == 1 or not wait_all_ranks:
-        missing = missing[:1]
-        text = f"rank {missing[0]} did not come to monitored_barrier {within}"
-    else:
-        text = f"ranks {', '.join(map(str, missing))} did not come to monitored_barrier {within}"
-    return CollectiveTimeout(
-        f"{text} (told by rank {group.members.world_rank(group.rank())})",
-        group=error.group,
-        op="monitored_barrier",
-        seq=error.seq,
-        rank=error.rank,
-        ranks=error.ranks if len(missing) == len(error.ranks) else error.ranks[:1],
-        timeout_s=limit_s,
-    )
+    where.monitored_barrier(timeout, wait_all_ranks)
 
 
 keep_compiler_out(globals())

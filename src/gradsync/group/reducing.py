@@ -1,4 +1,4 @@
-"""Collectives that combine the ranks' tensors and leave the result in one place or in pieces."""
+"""Collectives that combine the ranks' tensors: the result goes to all, to one, or in pieces."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from gradsync.backends.call import Call
-from gradsync.backends.ops import REDUCE, REDUCE_SCATTER
-from gradsync.backends.work import Work
+from gradsync.backends.ops import ALL_REDUCE, REDUCE, REDUCE_SCATTER
+from gradsync.backends.work import DoneWork, Work
 from gradsync.base.deadline import Timeout
 from gradsync.base.dtypes import ReduceOp
 from gradsync.group.buffers import (
@@ -19,15 +19,50 @@ from gradsync.group.buffers import (
     parts,
     view,
 )
-from gradsync.group.caller import Caller
+from gradsync.group.gathering import Gathering
 from gradsync.group.reductions import Reduction, find_reduction, scaled
-from gradsync.group.work import Prepared
+from gradsync.group.sparse import all_reduce_sparse, is_sparse
+from gradsync.group.work import GroupWork, Prepared
 
 __all__ = ["Reducing"]
 
 
-class Reducing(Caller):
-    """reduce and reduce_scatter; ranks are ranks of the group."""
+class Reducing(Gathering):
+    """all_reduce, reduce and reduce_scatter; ranks are ranks of the group."""
+
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: Reduction = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Combine the ranks' tensors element by element; every rank gets the result in place."""
+        if timeout is None and self._lane.all_reduce(tensor, op):
+            return
+        if is_sparse(tensor):
+            all_reduce_sparse(self, tensor, op, timeout)
+            return
+        self._carry_out(self._all_reduce(tensor, op, timeout))
+
+    def all_reduce_async(
+        self,
+        tensor: torch.Tensor,
+        op: Reduction = ReduceOp.SUM,
+        timeout: Timeout | None = None,
+    ) -> Work:
+        """Start ``all_reduce`` and return its handle; sparse tensors are reduced before."""
+        if is_sparse(tensor):
+            all_reduce_sparse(self, tensor, op, timeout)
+            return GroupWork(DoneWork([]), [tensor], ())
+        return self._start(self._all_reduce(tensor, op, timeout))
+
+    def _all_reduce(self, tensor: torch.Tensor, op: Reduction, timeout: Timeout | None) -> Prepared:
+        buffer = output_view(tensor, "all_reduce")
+        kind, factor = find_reduction(op)
+        if factor is not None:
+            buffer = view(scaled(tensor, factor, "all_reduce"), "all_reduce")
+        call = Call(ALL_REDUCE, buffer, self._limit(timeout), kind)
+        return Prepared(call, [tensor], ((tensor, buffer),))
 
     def reduce(
         self,

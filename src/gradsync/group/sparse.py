@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradsync.backends.ops import ALL_REDUCE
+from gradsync.backends.waits import present_site
 from gradsync.base.deadline import Timeout
 from gradsync.base.dtypes import DTYPE_NAMES, ReduceOp
 from gradsync.errors import MismatchError, UsageError
@@ -15,6 +16,7 @@ __all__ = ["all_reduce_sparse", "is_sparse"]
 
 _MOST_DIMENSIONS = 64
 """torch's own limit."""
+_SITE_BYTES = 240
 
 
 def is_sparse(tensor: object) -> bool:
@@ -68,7 +70,11 @@ def _agree(
     group.all_gather_single(rows, row, timeout)
     if (rows[:, 1:] == rows[0, 1:]).all():
         return rows[:, 0].tolist()
-    lines = [f"  rank {rank}: {_describe(each)}" for rank, each in enumerate(rows.tolist())]
+    places = _sites(group, timeout)
+    lines = [
+        f"  rank {rank}: {_describe(each)} at {place}"
+        for rank, (each, place) in enumerate(zip(rows.tolist(), places, strict=True))
+    ]
     raise MismatchError(
         "all_reduce: the ranks' sparse tensors do not fit together, so nothing was done:\n"
         + "\n".join(lines),
@@ -76,6 +82,15 @@ def _agree(
         rank=group._rank,
         ranks=tuple(range(group._size)),
     )
+
+
+def _sites(group: Gathering, timeout: Timeout | None) -> list[str]:
+    """Return the line of code that each rank is at; all ranks ask."""
+    text = present_site().encode()[:_SITE_BYTES].ljust(_SITE_BYTES)
+    row = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    rows = torch.empty(group._size, _SITE_BYTES, dtype=torch.uint8)
+    group.all_gather_single(rows, row, timeout)
+    return [bytes(each.numpy()).decode(errors="replace").rstrip() for each in rows]
 
 
 def _describe(row: list[int]) -> str:
