@@ -27,6 +27,12 @@ CASES = [
     ("lightning.Trainer", "lightning", (), "lightning"),
 ]
 
+# What a process of torch's with a group on Gloo says when a thread of it outlives its owner: one
+# run in five where that was counted (of mp.spawn: 6 of 30 with gradsync's entry point off, 8 of 30
+# with it on). Gloo is the oracle here, so it is asked again; gradsync is not.
+GLOO_CRASH = "terminate called without an active exception"
+GLOO_TRIES = 6
+
 
 def run(launcher, training, backend, path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
@@ -40,9 +46,12 @@ def run(launcher, training, backend, path):
         port = server.getsockname()[1]
     words = (*(word.format(port=port) for word in launcher), TRAININGS, training, backend)
     command = [sys.executable, "-W", "ignore", *words, str(path)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=240, check=False
-    )
+    for _ in range(GLOO_TRIES if backend == "gloo" else 1):
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=240, check=False
+        )
+        if GLOO_CRASH not in done.stderr:
+            break
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr[-6000:]}"
     return torch.load(path, weights_only=True)
 

@@ -4,6 +4,7 @@ Rank 0 writes the backend that was in use and the weights at the end to FILE. Fr
 imported where they are used: each is slow to import.
 """
 
+import os
 import socket
 import sys
 
@@ -59,7 +60,8 @@ def spawned_rank(rank, backend, path, meeting):
 
 
 def spawn(backend, path):
-    torch.multiprocessing.spawn(spawned_rank, (backend, path, f"{path}.meeting"), nprocs=2)
+    meeting = f"{path}.{os.getpid()}"  # one that was not used before
+    torch.multiprocessing.spawn(spawned_rank, (backend, path, meeting), nprocs=2)
 
 
 def accelerate(backend, path):
