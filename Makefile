@@ -31,11 +31,13 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/meta
 
-# Side by side: training, and the rest after stores, whose tests mostly wait.
+# Side by side: training, and the rest after stores, whose tests mostly wait. Of the ecosystem what
+# needs no further library.
 pytest-training: PARTS := $(TRAINING_TESTS)
 pytest-stores: PARTS := stores
 pytest-stores: OPTIONS := -n 3
-pytest-rest: PARTS := $(filter-out __pycache__ meta ecosystem stores $(TRAINING_TESTS), $(patsubst tests/%/,%,$(wildcard tests/*/)))
+pytest-rest: PARTS := $(filter-out __pycache__ meta ecosystem stores $(TRAINING_TESTS), $(patsubst tests/%/,%,$(wildcard tests/*/))) \
+  ecosystem/test_torch_launchers.py
 
 $(PYTEST_PARTS): install
 	$(BIN)/pytest -q --durations=15 $(OPTIONS) $(PARTS:%=tests/%)

@@ -1,4 +1,4 @@
-"""Frameworks on top of torch.distributed, unchanged, give on gradsync what they give on Gloo."""
+"""The same training on Gloo and on gradsync, each started as users start it."""
 
 import os
 import socket
@@ -6,26 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 TRAININGS = str(Path(__file__).with_name("trainings.py"))
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-# Its launcher for GPUs starts ranks as torchrun does; the one for CPUs wants MPI.
-ACCELERATE = (
-    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"),
-    *("--mixed_precision=no", "--dynamo_backend=no", "--main_process_port={port}"),
-)
-
-CASES = [
-    ("torchrun", "plain", TORCHRUN, "torch"),
-    ("mp.spawn", "spawn", (), "torch"),
-    ("accelerate launch", "accelerate", ACCELERATE, "accelerate"),
-    ("notebook_launcher", "notebook", (), "accelerate"),
-    ("transformers.Trainer", "trainer", TORCHRUN, "transformers"),
-    ("lightning.Fabric", "fabric", (), "lightning"),
-    ("lightning.Trainer", "lightning", (), "lightning"),
-]
 
 # What a process of torch's with a group on Gloo says when a thread of it outlives its owner: one
 # run in five where that was counted (of mp.spawn: 6 of 30 with gradsync's entry point off, 8 of 30
@@ -34,7 +18,20 @@ GLOO_CRASH = "terminate called without an active exception"
 GLOO_TRIES = 6
 
 
-def run(launcher, training, backend, path):
+def check_weights_equal_those_on_gloo(folder, training, launcher):
+    """Run a training of ``trainings.py`` on both; words of ``launcher`` may name a ``{port}``."""
+    found = {
+        backend: _run(launcher, training, backend, folder / backend)
+        for backend in ("gloo", "gradsync")
+    }
+    assert found["gradsync"]["backend"] == "gradsync"
+    assert found["gloo"]["backend"] == "gloo"
+    torch.testing.assert_close(
+        found["gradsync"]["weights"], found["gloo"]["weights"], rtol=1e-5, atol=1e-6
+    )
+
+
+def _run(launcher, training, backend, path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     environment |= {
         "OMP_NUM_THREADS": "1",
@@ -54,20 +51,3 @@ def run(launcher, training, backend, path):
             break
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr[-6000:]}"
     return torch.load(path, weights_only=True)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("training", "launcher", "library"), [pytest.param(*case, id=name) for name, *case in CASES]
-)
-def test_weights_equal_those_on_gloo(tmp_path, training, launcher, library):
-    pytest.importorskip(library)
-    found = {
-        backend: run(launcher, training, backend, tmp_path / backend)
-        for backend in ("gloo", "gradsync")
-    }
-    assert found["gradsync"]["backend"] == "gradsync"
-    assert found["gloo"]["backend"] == "gloo"
-    torch.testing.assert_close(
-        found["gradsync"]["weights"], found["gloo"]["weights"], rtol=1e-5, atol=1e-6
-    )
