@@ -18,6 +18,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "sync/team.h"
 
@@ -53,7 +54,7 @@ class Trial {
 
   bool is_tried(const Part& part) const {
     const Entry& entry = entries_[part.kind()];
-    return entry.calls < tries && !entry.is_mixed;
+    return part.bytes <= most && entry.calls < tries && !entry.is_mixed;
   }
   // Whether the next such call is to go directly.
   bool goes_directly(const Part& part) {
@@ -61,7 +62,7 @@ class Trial {
     Entry& entry = entries_[part.kind()];
     if (entry.is_mixed) return true;
     if (entry.calls < tries) return (staged_tries >> entry.calls & 1) == 0;
-    if (!entry.is_judged && entry.staged < entry.direct && entry.direct != Time::max()) {
+    if (!entry.is_judged && entry.staged < entry.direct && entry.direct != unknown) {
       team_->object_to(mask(part.kind()));
     }
     entry.is_judged = true;
@@ -70,15 +71,17 @@ class Trial {
   // Every call, once all ranks know whose memory it was about. Of a mixture the shared part is not
   // staged in any case, so the next one goes directly, and tells nothing about private memory.
   void count(const Part& part, bool any_shared, bool any_private) {
+    if (part.bytes > most) return;
     Entry& entry = entries_[part.kind()];
     if (any_private && !any_shared && !entry.is_mixed) ++entry.calls;
     entry.is_mixed = any_shared && any_private;
   }
-  // The shortest of each counts: whatever comes between makes some of them longer.
+  // The shortest of each counts: whatever comes between makes some of them longer. For each byte,
+  // because those of one kind are not all of one size.
   void note(const Part& part, bool directly, Time took) {
     Entry& entry = entries_[part.kind()];
-    Time& best = directly ? entry.direct : entry.staged;
-    best = std::min(best, took);
+    double& best = directly ? entry.direct : entry.staged;
+    best = std::min(best, static_cast<double>(took.count()) / static_cast<double>(part.bytes));
   }
 
   // For calls whose ranks learn only from each other how large they are: the size of the last one,
@@ -98,12 +101,14 @@ class Trial {
   static constexpr std::uint32_t tries = 16;
   static constexpr std::uint32_t staged_tries = 0b0011011001101100;
 
+  static constexpr double unknown = std::numeric_limits<double>::infinity();
+
   struct Entry {
     std::uint32_t calls = 0;
     bool is_mixed = false;  // the last one was
     bool is_judged = false;
-    Time direct = Time::max();
-    Time staged = Time::max();
+    double direct = unknown;  // nanoseconds for a byte
+    double staged = unknown;
   };
 
   static std::uint64_t mask(std::size_t kind) { return std::uint64_t{1} << kind; }

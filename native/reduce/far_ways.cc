@@ -6,7 +6,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <cstring>
 
 #include "reduce/far_copy.h"
@@ -70,18 +69,17 @@ FarWays measured() {
 }  // namespace
 
 FarWays far_ways() {
-  // In one word, without a lock that a child might inherit while somebody here measures. Who asks
-  // meanwhile measures, too, and whoever is last decides.
-  static std::atomic<std::uint32_t> known{0};
-  enum : std::uint32_t { is_known = 1, reduces = 2, copies = 4, writes = 8 };
-  std::uint32_t bits = known.load(std::memory_order_relaxed);
-  if (bits == 0) {
-    const FarWays found = measured();
-    bits = is_known | (found.reduces_in_streams ? reduces : 0U) |
-           (found.copies_in_streams ? copies : 0U) | (found.writes_past_caches ? writes : 0U);
-    known.store(bits, std::memory_order_relaxed);
+  // Without a lock that a child might inherit while somebody here measures. Who asks meanwhile
+  // measures, too, and whoever is last decides.
+  static std::atomic<FarWays> known{FarWays{}};
+  static_assert(std::atomic<FarWays>::is_always_lock_free);
+  FarWays ways = known.load(std::memory_order_relaxed);
+  if (!ways.are_known) {
+    ways = measured();
+    ways.are_known = true;
+    known.store(ways, std::memory_order_relaxed);
   }
-  return {(bits & reduces) != 0, (bits & copies) != 0, (bits & writes) != 0};
+  return ways;
 }
 
 }  // namespace gradsync

@@ -17,6 +17,7 @@ inline constexpr std::size_t far_bytes = 8 * 1024 * 1024;
 inline constexpr std::size_t far_copy_bytes = 4 * 1024 * 1024;
 
 struct FarWays {
+  bool are_known = false;
   bool reduces_in_streams = false;
   bool copies_in_streams = false;
   bool writes_past_caches = false;

@@ -109,6 +109,22 @@ TEST(what_takes_very_long_is_staged_so_that_it_makes_steps) {
   CHECK(tried.calls(20, {Trial::Op::gather, (64UL << 20) + 1}, 10us, 20us) == 0);
 }
 
+TEST(what_is_never_read_directly_is_no_part_of_a_trial) {
+  Tried tried;
+  CHECK(tried.calls(16, {Trial::Op::gather, std::size_t{100} << 20}, 10us, 20us) == 0);
+  constexpr Trial::Part large{Trial::Op::gather, std::size_t{60} << 20};
+  CHECK(tried.calls(16, large, 20us, 10us) == 8);
+  CHECK(tried.calls(5, large, 20us, 10us) == 0);
+}
+
+TEST(calls_of_one_kind_are_compared_by_what_a_byte_takes) {
+  Tried tried;
+  (void)tried.calls(2, {Trial::Op::gather, std::size_t{8} << 20}, 8ms, 2ms);
+  constexpr Trial::Part large{Trial::Op::gather, std::size_t{60} << 20};
+  (void)tried.calls(14, large, 60ms, 18ms);
+  CHECK(tried.calls(5, large, 60ms, 18ms) == 0);
+}
+
 TEST(kinds_are_apart_by_operation_and_by_size) {
   const auto kind = [](Trial::Op op, std::size_t bytes) { return Trial::Part{op, bytes}.kind(); };
   constexpr auto op = Trial::Op::all_to_all;

@@ -1,5 +1,6 @@
 """What users do to a module after wrapping it, and what must not come in the way of the mean."""
 
+import contextlib
 import copy
 
 import pytest
@@ -320,9 +321,22 @@ def test_layer_that_is_added_after_wrapping_is_an_error(rank):
         ddp(torch.ones(1, 4))  # nothing is to be averaged
     for _ in range(2):
         with pytest.raises(dist.UsageError, match=r"did not have when it was wrapped.*2\.weight"):
-            ddp(torch.ones(1, 4))
+            ddp(torch.ones(1, 4)).sum().backward()
     ddp.module[2].requires_grad_(False)
     ddp(torch.ones(1, 4)).sum().backward()
+    ddp.module[2].requires_grad_(True)
+    with pytest.raises(dist.UsageError, match=r"did not have when it was wrapped.*2\.weight"):
+        ddp(torch.ones(1, 4)).sum().backward()
+
+
+@pytest.mark.ranks(2)
+def test_parameters_of_another_module_may_stand_in_for_a_call(rank):
+    ddp = dist.DistributedDataParallel(nn.Linear(4, 1))
+    others = {name: nn.Parameter(torch.ones_like(p)) for name, p in ddp.named_parameters()}
+    torch.func.functional_call(ddp, others, (torch.ones(1, 4),)).sum().backward()
+    assert others["module.weight"].grad.tolist() == [[1.0] * 4]
+    ddp(torch.full((1, 4), rank + 1.0)).sum().backward()
+    assert ddp.module.weight.grad.tolist() == [[1.5] * 4]
 
 
 @pytest.mark.ranks(2)
@@ -347,6 +361,53 @@ def test_accumulation_that_is_left_early_or_begins_with_old_gradients_is_told(ra
         ddp(x).sum().backward()
     with pytest.raises(dist.UsageError, match="call zero_grad"):
         ddp.weight(1)
+
+
+@pytest.mark.ranks(2)
+def test_old_gradients_that_are_dropped_or_frozen_are_no_part_of_an_accumulation(rank):
+    ddp = dist.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
+    x = torch.full((1, 4), rank + 1.0)
+
+    def accumulate(drop):
+        for weight in (1.0, 3.0):
+            ddp.weight(weight)
+            drop()
+            drop = bool
+            with ddp.no_sync() if weight == 1 else contextlib.nullcontext():
+                ddp(weight * x).sum().backward()
+        return ddp.module[1].bias.grad.item(), ddp.module[1].weight.grad.clone()
+
+    for _ in range(2):  # dropped after the first weight, too
+        first = accumulate(ddp.zero_grad)
+    ddp.module[0].requires_grad_(False)  # with a gradient that nobody drops
+    ddp.module[1].zero_grad()
+    again = accumulate(bool)
+    torch.testing.assert_close(again, first)
+    assert first[0] == 1.0
+
+
+@pytest.mark.ranks(2)
+def test_words_about_weights_are_those_of_the_mistake_at_hand(rank):
+    ddp = dist.DistributedDataParallel(nn.Linear(4, 1))
+    x = torch.ones(1, 4)
+    ddp(x).sum().backward()
+    ddp.weight(1)
+    ddp(x).sum().backward()  # on top of an old one
+    ddp.zero_grad()
+    with ddp.no_sync():
+        ddp(x).sum().backward()
+    with pytest.raises(dist.UsageError, match="without a weight came before"):
+        ddp.weight(1)
+
+
+@pytest.mark.ranks(2)
+def test_accumulation_whose_gradients_are_dropped_may_be_left(rank, recwarn):
+    ddp = dist.DistributedDataParallel(nn.Linear(4, 1))
+    for x in ddp.accumulate([torch.ones(1, 4)] * 3):
+        ddp(x).sum().backward()
+        ddp.zero_grad(set_to_none=False)
+        break
+    assert not recwarn.list
 
 
 @pytest.mark.ranks(2)

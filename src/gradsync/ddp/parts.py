@@ -1,13 +1,16 @@
-"""``Parts``: which modules and parameters a module is made of, and when that has changed."""
+"""Which modules and parameters a module is made of, when that has changed, and what came new."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 from torch import nn
 
-__all__ = ["Parts"]
+from gradsync.errors import UsageError
+
+__all__ = ["Parts", "Strangers"]
 
 
 class Parts:
@@ -37,3 +40,38 @@ class Parts:
 
     def _identities(self) -> list[int]:
         return list(map(id, chain.from_iterable(map(dict.values, self._tables))))
+
+
+class Strangers:
+    """Parameters that came after a module was wrapped: no one averages the gradients of these.
+
+    ``find`` returns them by name; it is asked when the parts have changed, and when one that is
+    frozen begins to train.
+    """
+
+    def __init__(self, parts: Parts, find: Callable[[], list[tuple[str, nn.Parameter]]]) -> None:
+        self._parts = parts
+        self._find = find
+        self._edition = parts.edition
+        self._frozen: list[nn.Parameter] = []
+
+    def look(self) -> None:
+        """Before a backward: raise if there are some that train.
+
+        In forward, torch.func.functional_call() may have others in the place of the module's own.
+        """
+        changed = self._parts.edition != self._edition
+        if changed or any(param.requires_grad for param in self._frozen):
+            self.refuse()
+            self._edition = self._parts.edition
+
+    def refuse(self) -> None:
+        """Raise if there are some that train."""
+        found = self._find()
+        trained = [name for name, param in found if param.requires_grad]
+        if trained:
+            raise UsageError(
+                "the module has parameters that it did not have when it was wrapped, and no one "
+                f"averages their gradients: {', '.join(trained)}. Wrap it again after changing it."
+            )
+        self._frozen = [param for _, param in found]

@@ -27,6 +27,7 @@ from gradsync.ddp.engine import (
     make_engine,
 )
 from gradsync.ddp.forwards import Forwards
+from gradsync.ddp.parts import Strangers
 from gradsync.ddp.planner import BucketPlan, TensorSpec, plan_arrival, plan_initial
 from gradsync.ddp.running import Running
 from gradsync.ddp.sparse import mean_sparse
@@ -63,6 +64,7 @@ class Reducer:
         group: ProcessGroup,
         options: ReducerOptions,
         sparse: Sequence[bool],
+        strangers: Strangers,
     ) -> None:
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
@@ -82,8 +84,7 @@ class Reducer:
         """Parameters without a gradient on any rank in the last pass."""
         self.unused_changed = False
         """Whether that was ever different from the pass before."""
-        self.on_unused: Callable[[], None] = lambda: None
-        """Called when parameters have no gradient here that always had one, or none has."""
+        self._strangers = strangers
         self.on_finish: list[Callable[[], None]] = []
         """Called at the end of each pass, when the gradients are the mean."""
         self.plan: BucketPlan = ()
@@ -239,6 +240,7 @@ class Reducer:
         if self.is_open and self._running:
             return
         self.check()
+        self._strangers.look()
         self.weight.begin()
         self.timing.note_backward()
         self.is_open = True
@@ -299,7 +301,7 @@ class Reducer:
         if not arrivals.any() and (not self.plan or self._running.leads_to_params(node)):
             self.weight.unspend()
             self._forget_pass()
-            self.on_unused()  # or all of them were replaced
+            self._strangers.refuse()  # or all of them were replaced
             return
         arrivals.check_untouched(self.names)
         self.weight.check()
@@ -340,8 +342,7 @@ class Reducer:
             for bucket in self.buckets:
                 self._engine.missing_everywhere(bucket)
             for number in self._sparse_numbers:
-                param = self.params[number]
-                mean_sparse(self.group, param, None, False, lambda _: weight)
+                mean_sparse(self.group, self.params[number], None, False, lambda _: weight)
         self.passes += 1
 
     def _settle(self) -> list[int]:
@@ -384,7 +385,7 @@ class Reducer:
             _log.info("no gradient on rank %d for: %s. On no rank: %s", rank, names, nowhere)
         if not self._ever_unused.issuperset(unused_here):
             self._ever_unused.update(unused_here)
-            self.on_unused()
+            self._strangers.refuse()
 
     def set_weight(self, weight: float) -> None:
         """Give the next backward a weight."""

@@ -25,11 +25,12 @@ from gradsync.ddp.in_backward import step_attached_optimizers
 from gradsync.ddp.init_sync import verify_same
 from gradsync.ddp.options import DDPOptions
 from gradsync.ddp.parcel import broadcast_tensors
-from gradsync.ddp.parts import Parts
+from gradsync.ddp.parts import Parts, Strangers
 from gradsync.ddp.reducer import Reducer, ReducerOptions
 from gradsync.ddp.shards import LocalShard, is_cut_up, local_part
 from gradsync.ddp.sparse import sparse_parameters
 from gradsync.ddp.tensors_in import tensors_in
+from gradsync.ddp.weights import is_zero
 from gradsync.errors import UsageError
 from gradsync.group.group import ProcessGroup
 
@@ -61,7 +62,6 @@ class Replica:
         self.comm_hook_name: str | None = None
         self.sync_buffers_next = True
         self._parts = Parts(module)
-        self._checked_edition = 0
         self.buffer_sync = BufferSync(self._parts, group, self.ignored)
         named = named_parameters(module, self.ignored)
         _check_parameters(named)
@@ -99,12 +99,11 @@ class Replica:
         options = ReducerOptions(limits, strict, self.group.timeout_s)
         is_sparse = [id(param) in sparse for _, param in own]
         parts: list[Any] = [(n, LocalShard(p) if is_cut_up(p) else p) for n, p in own]
-        reducer = Reducer(parts, self.group, options, is_sparse)
-        reducer.on_finish.append(self.buffer_sync.wait)
-        module, ignored = self.module, self.ignored
         known = {id(param) for _, param in named}
-        self._check_parts = partial(_check_replaced, module, ignored, known)
-        reducer.on_unused = self._check_parts
+        find = partial(_find_strangers, self.module, self.ignored, known)
+        strangers = Strangers(self._parts, find)
+        reducer = Reducer(parts, self.group, options, is_sparse, strangers)
+        reducer.on_finish.append(self.buffer_sync.wait)
         return reducer
 
     def broadcast_state(self, buffers: bool = True, root: int = 0) -> None:
@@ -123,14 +122,13 @@ class Replica:
         if self._is_new:
             self._take_over_optimizers()
         syncs = self.sync_gradients and torch.is_grad_enabled() and not _in_transform()
-        self._parts.look()
+        due = self.buffers_are_due()
+        if syncs or due:
+            self._parts.look()
         if syncs:
-            if self._parts.edition != self._checked_edition:
-                self._check_parts()  # what is new and trained would not be averaged
-                self._checked_edition = self._parts.edition
             self.reducer.check()
         # Buffers first: on a rank that accumulates, this is the forward before the one that plans.
-        if self.buffers_are_due():
+        if due:
             self.buffer_sync.run(BufferHookLocation.PRE_FORWARD, buffers_of)
         if syncs:
             self.prepare()
@@ -207,7 +205,7 @@ class Replica:
                 held.append(batch)
             yield from held
         except GeneratorExit:
-            if self.reducer.arrivals.unseen():
+            if not all(map(is_zero, self.reducer.arrivals.unseen())):
                 warnings.warn(
                     "accumulate() was left before its last batch, so the gradients so far are those"
                     " of this rank alone: call zero_grad(), or go on with a synchronised backward, "
@@ -288,20 +286,14 @@ def _check_parameters(named: list[tuple[str, nn.Parameter]]) -> None:
         )
 
 
-def _check_replaced(module: nn.Module, ignored: frozenset[str], known: set[int]) -> None:
-    """Raise if there are trained parameters that were not there when the module was wrapped."""
+def _find_strangers(
+    module: nn.Module, ignored: frozenset[str], known: set[int]
+) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that were not there when the module was wrapped."""
     known = known | _synchronised_inside(module)
     named = named_parameters(module, ignored)
     # No parameters are what torch.func.functional_call() puts in their place while it runs.
-    trained = [
-        each for each in named if each[1].requires_grad and isinstance(each[1], nn.Parameter)
-    ]
-    new = [name for name, param in trained if id(param) not in known]
-    if new:
-        raise UsageError(
-            "the module has parameters that it did not have when it was wrapped, and no one "
-            f"averages their gradients: {', '.join(new)}. Wrap it again after changing it."
-        )
+    return [(n, p) for n, p in named if id(p) not in known and isinstance(p, nn.Parameter)]
 
 
 def _synchronised_inside(module: nn.Module) -> set[int]:

@@ -8,13 +8,14 @@ units of the last weight. A weight of zero throws that backward's gradient away,
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 
 import torch
 
 from gradsync.errors import UsageError
 
-__all__ = ["PassWeight"]
+__all__ = ["PassWeight", "is_zero"]
 
 
 class PassWeight:
@@ -30,21 +31,23 @@ class PassWeight:
         self._sum = 0.0
         self._unit = 0.0
         self._kept: list[torch.Tensor | None] | None = None
-        self._has_base = False
+        self._old: list[weakref.ref[torch.Tensor]] = []
+        """Gradients, not zero, that were there before the first weight of this accumulation."""
 
     def set(self, weight: float, unseen: list[torch.Tensor]) -> None:
         """Give the next backward a weight; ``unseen`` are the gradients accumulated before it."""
         if not (math.isfinite(weight) and weight >= 0):
             raise UsageError(f"a weight is a finite number that is not negative, got {weight}")
         # One that is not zero ends the search, so this seldom looks at more than one.
-        if all(map(_is_zero, unseen)):
+        if all(map(is_zero, unseen)):
             self.end()  # they were dropped without having been synchronised
-            grads = (param.grad for param in self._params)
-            self._has_base = any(grad is not None and not _is_zero(grad) for grad in grads)
-        elif self._has_base:
+            grads = (param.grad for param in self._params if param.requires_grad)
+            self._old = [weakref.ref(g) for g in grads if g is not None and not is_zero(g)]
+        elif {id(old()) for old in self._old}.intersection(map(id, unseen)):
             raise UsageError(
                 "gradients of an earlier step were there when this accumulation began, and would "
-                "be weighted like its own; call zero_grad() before an accumulation with weights"
+                "be weighted like its own; call zero_grad() before the first weight() of an "
+                "accumulation"
             )
         elif self._next is None:
             raise UsageError(
@@ -116,8 +119,10 @@ class PassWeight:
         self._next, self._spent, self._sum, self._unit = None, False, 0.0, 0.0
         self._is_repeated = False
         self._kept = None
+        self._old = []
 
 
-def _is_zero(grad: torch.Tensor) -> bool:
+def is_zero(grad: torch.Tensor) -> bool:
+    """Return whether there is nothing but zeros in a gradient."""
     values = grad._values() if grad.is_sparse else grad
     return not values.any()
