@@ -1,13 +1,12 @@
-"""That all ranks of a call with several tensors have the same ones, compared before any is filled.
+"""That all ranks say the same of what they are about to do, compared before anything is done.
 
-Tensors that travel side by side are one tensor to the backend, which compares how large that is and
-not what it is made of. So their sizes go ahead of them, in a call of their own.
+The backend compares its own calls. What is made of several of them, or put side by side in one, is
+something else to the ranks than to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable
 from hashlib import blake2b
 
 import torch
@@ -18,30 +17,35 @@ from gradsync.base.deadline import Timeout
 from gradsync.errors import MismatchError
 from gradsync.group.gathering import Gathering
 
-__all__ = ["Layouts"]
+__all__ = ["Alike", "check_alike"]
 
 _DIGEST_BYTES = 8
+"""As many as travel with the announcement of a call."""
 _TEXT_BYTES = 248
 
 
-class Layouts(Work):
-    """The call that compares them; it fails on every rank if they differ."""
+def check_alike(group: Gathering, name: str, said: str, timeout: Timeout | None) -> None:
+    """Raise on every rank, with what each says and its line, unless all say the same of ``name``.
 
-    def __init__(
-        self,
-        group: Gathering,
-        name: str,
-        tensors: Sequence[torch.Tensor],
-        timeout: Timeout | None = None,
-    ) -> None:
-        sizes = [f"{str(t.dtype).removeprefix('torch.')}[{t.numel()}]" for t in tensors]
-        said = f"{len(sizes)} tensors: {', '.join(sizes)}"
-        digest = blake2b(f"{name} of {said}".encode(), digest_size=_DIGEST_BYTES).digest()
-        site = f" at {present_site()}"
-        room = max(0, _TEXT_BYTES - len(site.encode()) - 2)
-        fitted = said if len(said) <= room else said[: max(0, room - 1)] + "…"
-        text = (fitted + site).encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
-        row = torch.frombuffer(bytearray(digest + text), dtype=torch.uint8)
+    One small call, and another when they differ.
+    """
+    if group._size == 1:
+        return
+    mine = int.from_bytes(_digest(name, said), "little", signed=True)
+    digests = torch.empty(group._size, dtype=torch.int64)
+    group.all_gather_single(digests, torch.tensor([mine]), timeout)
+    if digests.tolist() == [mine] * group._size:
+        return
+    rows = torch.empty(group._size, _TEXT_BYTES, dtype=torch.uint8)
+    group.all_gather_single(rows, _bytes_in(_text(said)), timeout)
+    raise _mismatch(group, name, rows, "nothing was done")
+
+
+class Alike(Work):
+    """The same as a call in flight; it fails if they differ, what is behind it may go well."""
+
+    def __init__(self, group: Gathering, name: str, said: str, timeout: Timeout | None) -> None:
+        row = _bytes_in(_digest(name, said) + _text(said))
         self._group, self._name = group, name
         self._rows = torch.empty(group._size, row.numel(), dtype=torch.uint8)
         self._work = group.all_gather_single_async(self._rows.view(-1), row, timeout)
@@ -49,8 +53,9 @@ class Layouts(Work):
     def wait(self, timeout: Timeout | None = None) -> bool:
         """Wait until all have said theirs; raise if they differ."""
         self._work.wait(timeout)
-        if self._difference is not None:
-            raise self._difference
+        error = self._difference()
+        if error is not None:
+            raise error
         return True
 
     def is_completed(self) -> bool:
@@ -62,25 +67,44 @@ class Layouts(Work):
         error = self._work.exception()
         if error is not None or not self._work.is_completed():
             return error
-        return self._difference
+        return self._difference()
 
     def on_done(self, callback: Callable[[], object]) -> None:
         """Run ``callback()`` when all have said theirs, or now."""
         self._work.on_done(callback)
 
-    @cached_property
     def _difference(self) -> MismatchError | None:
-        if (self._rows[:, :_DIGEST_BYTES] == self._rows[0, :_DIGEST_BYTES]).all():
+        digests, texts = self._rows.split_with_sizes([_DIGEST_BYTES, _TEXT_BYTES], dim=1)
+        if (digests == digests[0]).all():
             return None
-        texts = [bytes(row[_DIGEST_BYTES:].numpy()) for row in self._rows]
-        lines = [
-            f"  rank {rank}: {text.decode(errors='replace').rstrip()}"
-            for rank, text in enumerate(texts)
-        ]
-        return MismatchError(
-            f"{self._name}: the ranks' tensors do not fit together, so those that travel side by "
-            "side were left as they are:\n" + "\n".join(lines),
-            op=self._name,
-            rank=self._group._rank,
-            ranks=tuple(range(self._group._size)),
-        )
+        spared = "those that travel side by side were left as they are"
+        return _mismatch(self._group, self._name, texts, spared)
+
+
+def _digest(name: str, said: str) -> bytes:
+    return blake2b(f"{name} of {said}".encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def _text(said: str) -> bytes:
+    """Return what is shown to the others: what is said, cut if it is long, and the line."""
+    site = f" at {present_site()}"
+    room = max(0, _TEXT_BYTES - len(site.encode()) - 2)
+    fitted = said if len(said) <= room else said[: max(0, room - 1)] + "…"
+    return (fitted + site).encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
+
+
+def _bytes_in(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _mismatch(group: Gathering, name: str, texts: torch.Tensor, spared: str) -> MismatchError:
+    lines = [
+        f"  rank {rank}: {bytes(text.numpy()).decode(errors='replace').rstrip()}"
+        for rank, text in enumerate(texts.contiguous())
+    ]
+    return MismatchError(
+        f"{name}: the ranks' tensors do not fit together, so {spared}:\n" + "\n".join(lines),
+        op=name,
+        rank=group._rank,
+        ranks=tuple(range(group._size)),
+    )

@@ -35,14 +35,15 @@ Future = torch.futures.Future[list[torch.Tensor]]
 
 
 def all_reduce_coalesced(
-    tensors: Tensors,
+    tensors: Tensors | torch.Tensor,
     op: Reduction = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Future | None:
     """Combine each of ``tensors`` over all ranks, in place; small ones travel side by side.
 
-    They may differ in dtype. With ``async_op`` a future of the tensors is returned.
+    They may differ in dtype, and one need not be in a list. With ``async_op`` a future of the
+    tensors is returned.
 
     >>> import torch, gradsync
     >>> gradsync.init_process_group()
@@ -53,6 +54,8 @@ def all_reduce_coalesced(
     where = member_group("all_reduce_coalesced", group)
     if where is None:
         return None
+    if isinstance(tensors, torch.Tensor):
+        tensors = [tensors]
     if async_op:
         return where.all_reduce_coalesced_async(tensors, op).get_future()
     where.all_reduce_coalesced(tensors, op)
@@ -97,10 +100,10 @@ def reduce_scatter_coalesced(
 
 
 def _broadcast_coalesced(
-    process_group: ProcessGroup, tensors: Tensors, buffer_size: int, authoritative_rank: int = 0
+    process_group: ProcessGroup, tensors: Tensors, buffer_size: int, src: int = 0
 ) -> None:
     """Overwrite ``tensors`` with those of a rank of the group, in buffers of that many bytes."""
-    process_group.broadcast_coalesced(tensors, authoritative_rank, buffer_size)
+    process_group.broadcast_coalesced(tensors, src, buffer_size)
 
 
 class CoalescingManager:

@@ -122,10 +122,11 @@ class Pickling(Gathering, PointToPoint):
         self, value: Any, root: int, timeout: Timeout | None, entries: int = 0
     ) -> bytes:
         data = _pickled(value) if self._rank == root else b""
-        # An element more for each entry: lists that differ in length are a mismatch on all ranks.
-        lengths = torch.full((1 + entries,), len(data))
-        self.broadcast(lengths, root, timeout)
-        buffer = _tensor(data) if data else torch.empty(int(lengths[0]), dtype=torch.uint8)
+        # A byte more for each entry: lists that differ in length are a mismatch on all ranks.
+        said = _tensor(len(data).to_bytes(8, "little") + bytes(entries))
+        self.broadcast(said, root, timeout)
+        length = int.from_bytes(bytes(said[:8].numpy()), "little")
+        buffer = _tensor(data) if data else torch.empty(length, dtype=torch.uint8)
         self.broadcast(buffer, root, timeout)
         return _plain(bytes(buffer.numpy()), f"the object of rank {root}")
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from gradsync.backends.ops import ALL_REDUCE
-from gradsync.backends.waits import present_site
 from gradsync.base.deadline import Timeout
 from gradsync.base.dtypes import DTYPE_NAMES, ReduceOp
-from gradsync.errors import MismatchError, UsageError
+from gradsync.errors import UsageError
+from gradsync.group.alike import check_alike
 from gradsync.group.gathering import Gathering
 from gradsync.group.reductions import Reduction, find_reduction, scaled
 
 __all__ = ["all_reduce_sparse", "is_sparse"]
-
-_MOST_DIMENSIONS = 64
-"""torch's own limit."""
-_SITE_BYTES = 240
 
 
 def is_sparse(tensor: object) -> bool:
@@ -29,7 +24,7 @@ def all_reduce_sparse(
 ) -> None:
     """Replace ``tensor`` by the sum (or average) of the ranks' sparse tensors, coalesced.
 
-    Three calls: what everybody has, then the indices, then the values.
+    Four calls: whether it is the same everywhere, how much everybody has, indices, values.
     """
     kind, factor = find_reduction(op)
     if kind not in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM):
@@ -42,7 +37,11 @@ def all_reduce_sparse(
         raise UsageError(f"all_reduce: {kind.name} of sparse {tensor.dtype} is not defined")
     mine = tensor.detach().coalesce()
     values = mine.values() if factor is None else scaled(mine.values(), factor, "all_reduce")
-    counts = _agree(group, mine, kind, timeout)
+    said = f"{kind.name} of {name}{list(mine.shape)}, {mine.sparse_dim()} sparse dimensions"
+    check_alike(group, "all_reduce of sparse tensors", said, timeout)
+    lengths = torch.empty(group._size, dtype=torch.int64)
+    group.all_gather_single(lengths, torch.tensor([mine._nnz()]), timeout)
+    counts = lengths.tolist()
     indices = _gather(group, mine.indices().t(), counts, timeout)
     found = _gather(group, values, counts, timeout)
     # Halves are added in float32 and rounded once, as dense ones are.
@@ -57,48 +56,6 @@ def all_reduce_sparse(
 
 def _has_fractions(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _agree(
-    group: Gathering, tensor: torch.Tensor, kind: ReduceOp, timeout: Timeout | None
-) -> list[int]:
-    """Return how many entries each rank has, or raise on every rank if they do not fit together."""
-    number = DTYPE_NAMES.index(str(tensor.dtype).removeprefix("torch."))
-    shape = [*tensor.shape, *[-1] * (_MOST_DIMENSIONS - tensor.dim())]
-    row = torch.tensor([tensor._nnz(), number, kind, tensor.sparse_dim(), tensor.dim(), *shape])
-    rows = torch.empty(group._size, row.numel(), dtype=torch.int64)
-    group.all_gather_single(rows, row, timeout)
-    if (rows[:, 1:] == rows[0, 1:]).all():
-        return rows[:, 0].tolist()
-    places = _sites(group, timeout)
-    lines = [
-        f"  rank {rank}: {_describe(each)} at {place}"
-        for rank, (each, place) in enumerate(zip(rows.tolist(), places, strict=True))
-    ]
-    raise MismatchError(
-        "all_reduce: the ranks' sparse tensors do not fit together, so nothing was done:\n"
-        + "\n".join(lines),
-        op=ALL_REDUCE.name,
-        rank=group._rank,
-        ranks=tuple(range(group._size)),
-    )
-
-
-def _sites(group: Gathering, timeout: Timeout | None) -> list[str]:
-    """Return the line of code that each rank is at; all ranks ask."""
-    text = present_site().encode()[:_SITE_BYTES].ljust(_SITE_BYTES)
-    row = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    rows = torch.empty(group._size, _SITE_BYTES, dtype=torch.uint8)
-    group.all_gather_single(rows, row, timeout)
-    return [bytes(each.numpy()).decode(errors="replace").rstrip() for each in rows]
-
-
-def _describe(row: list[int]) -> str:
-    entries, dtype, kind, sparse, dimensions, *shape = row
-    return (
-        f"{ReduceOp(kind).name} of {DTYPE_NAMES[dtype]}{shape[:dimensions]}, {sparse} sparse "
-        f"dimensions, {entries} entries"
-    )
 
 
 def _gather(
