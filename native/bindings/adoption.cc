@@ -48,14 +48,17 @@ void bind_adoption(nb::module_& module, nb::class_<Session>& session) {
   session.def(
       "adopt",
       [](Session& self, std::uintptr_t address, std::size_t nbytes, std::uintptr_t memory,
-         std::size_t memory_bytes) {
+         std::size_t memory_bytes, bool copied_at_fork) {
         std::unique_ptr<Adopted> adopted;
+        const auto in_child = copied_at_fork ? Adopted::InChild::copy : Adopted::InChild::view;
         run_released([&] {
-          return Adopted::adopt(self.arena(), self.arena_rank(), at(address), nbytes, adopted);
+          return Adopted::adopt(self.arena(), self.arena_rank(), at(address), nbytes, in_child,
+                                adopted);
         });
         return Adoption(std::move(adopted), at(memory), memory_bytes);
       },
-      nb::arg("address"), nb::arg("nbytes"), nb::arg("memory"), nb::arg("memory_bytes"));
+      nb::arg("address"), nb::arg("nbytes"), nb::arg("memory"), nb::arg("memory_bytes"),
+      nb::arg("copied_at_fork"));
 }
 
 }  // namespace gradsync

@@ -72,6 +72,8 @@ bool make_private(std::byte* begin, std::size_t length) {
 }
 
 std::atomic<std::size_t> adopted_bytes{0};
+// Of these, what a forked child copies.
+std::atomic<std::size_t> bytes_to_copy{0};
 
 }  // namespace
 
@@ -99,6 +101,7 @@ struct Adoptions {
     if (!open_pipe()) return false;
     all.insert_or_assign(adopted.data_, &adopted);
     adopted_bytes.fetch_add(adopted.length(), std::memory_order_relaxed);
+    bytes_to_copy.fetch_add(adopted.copied_bytes(), std::memory_order_relaxed);
     return true;
   }
   void remove(const Adopted& adopted) {
@@ -106,6 +109,7 @@ struct Adoptions {
     // In a forked child another one may have taken its place.
     if (found != all.end() && found->second == &adopted) all.erase(found);
     adopted_bytes.fetch_sub(adopted.length(), std::memory_order_relaxed);
+    bytes_to_copy.fetch_sub(adopted.copied_bytes(), std::memory_order_relaxed);
     if (all.empty()) close_pipe();
   }
 
@@ -137,7 +141,7 @@ struct Adoptions {
     for (const auto& [data, adopted] : all) {
       if (adopted->made_in_ != generation) continue;  // its parent was a child itself
       // Better no child than one that writes to its parent's tensors.
-      if (!make_private(adopted->begin(), adopted->length())) std::abort();
+      if (!adopted->part_from_parent()) std::abort();
     }
     close_pipe();
     mutex.unlock();
@@ -154,13 +158,19 @@ std::uint64_t Adopted::place() const {
   return arena_->place_of(room_ + number(data_) % page_bytes, bytes_);
 }
 
+bool Adopted::part_from_parent() const {
+  if (in_child_ == InChild::copy) return make_private(begin(), length());
+  return ::mmap(begin(), length(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, arena_->fd(),
+                offset_) != MAP_FAILED;
+}
+
 Status Adopted::adopt(std::shared_ptr<Arena> arena, int rank, std::byte* data, std::size_t bytes,
-                      std::unique_ptr<Adopted>& out) {
-  std::unique_ptr<Adopted> made(new Adopted(std::move(arena), data, bytes));
+                      InChild in_child, std::unique_ptr<Adopted>& out) {
+  std::unique_ptr<Adopted> made(new Adopted(std::move(arena), data, bytes, in_child));
   if (bytes < least_bytes + 2 * page_bytes || !is_private(made->begin(), made->length())) {
     return Status::error(Code::invalid, "memory that cannot be adopted");
   }
-  if (adopted_bytes.load(std::memory_order_relaxed) + made->length() > most_bytes) {
+  if (bytes_to_copy.load(std::memory_order_relaxed) + made->copied_bytes() > most_bytes) {
     return Status::error(Code::no_space, "as much memory has been adopted as may be");
   }
   std::byte* room = nullptr;
@@ -182,13 +192,13 @@ Status Adopted::replace() {
   // All pages at once instead of a fault for each; older kernels cannot.
   (void)::madvise(here, length(), MADV_POPULATE_WRITE);
   std::memcpy(here, begin(), length());
-  const auto offset = static_cast<off_t>(arena_->place_of(here, length()) - 1);
+  offset_ = static_cast<off_t>(arena_->place_of(here, length()) - 1);
   Adoptions& registry = Adoptions::registry();
   const std::scoped_lock lock(registry.mutex);
   if (!registry.add(*this)) return Status::from_errno("opening a pipe for forks");
   // All pages at once: whoever reads meanwhile finds the old ones or the new ones.
   if (::mmap(begin(), length(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
-             arena_->fd(), offset) != MAP_FAILED) {
+             arena_->fd(), offset_) != MAP_FAILED) {
     return Status::success();
   }
   const Status status = Status::from_errno("mapping shared memory in place of private memory");

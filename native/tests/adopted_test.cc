@@ -46,8 +46,9 @@ struct World {
   std::unique_ptr<Adopted> adopted;
 
   World() { CHECK_OK(Arena::create(1, arena)); }
-  Status adopt(std::byte* data, std::size_t wanted = length) {
-    return Adopted::adopt(arena, 0, data, wanted, adopted);
+  Status adopt(std::byte* data, std::size_t wanted = length,
+               Adopted::InChild in_child = Adopted::InChild::copy) {
+    return Adopted::adopt(arena, 0, data, wanted, in_child, adopted);
   }
   std::byte* seen_by_others(const std::byte* data) const {
     return arena->at(Adopted::place_of(*arena, data, length));
@@ -126,7 +127,37 @@ TEST(there_is_a_limit) {
   void* const data =
       ::mmap(nullptr, many, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   CHECK(world.adopt(static_cast<std::byte*>(data), many).code == Code::no_space);
+  // Not for what no child copies.
+  CHECK_OK(world.adopt(static_cast<std::byte*>(data), many, Adopted::InChild::view));
+  Surrounded tensor;
+  World another;
+  CHECK_OK(another.adopt(tensor.data));
+  world.adopted.reset();
   ::munmap(data, many);
+}
+
+TEST(what_a_forked_child_writes_to_a_view_is_its_own) {
+  Surrounded tensor;
+  World world;
+  CHECK_OK(world.adopt(tensor.data, length, Adopted::InChild::view));
+  const Pipe told;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool was = tensor.has(std::byte{2});
+    std::fill_n(tensor.data, length / 2, std::byte{5});
+    told.send("x", 1);
+    const pid_t grandchild = ::fork();
+    if (grandchild == 0) ::_exit(tensor.data[0] == std::byte{5} ? 0 : 1);
+    const bool is_well = exit_status(grandchild, 30) == 0;
+    world.adopted.reset();
+    std::fill_n(tensor.data, length, std::byte{6});
+    ::_exit(was && is_well && tensor.has(std::byte{6}) && tensor.is_alone() ? 0 : 1);
+  }
+  char byte = 0;
+  told.receive(&byte, 1);
+  CHECK(tensor.has(std::byte{2}));
+  CHECK(exit_status(child, 30) == 0);
+  CHECK(tensor.has(std::byte{2}));
 }
 
 TEST(a_fork_needs_no_descriptor) {
@@ -185,8 +216,8 @@ TEST(what_a_rank_writes_after_a_call_has_failed_does_not_reach_the_tensor) {
   Team::format(segment.data(), 2, small_staging, false);
   Surrounded first, second;
   std::unique_ptr<Adopted> adopted[2];
-  CHECK_OK(Adopted::adopt(arena, 0, first.data, length, adopted[0]));
-  CHECK_OK(Adopted::adopt(arena, 1, second.data, length, adopted[1]));
+  CHECK_OK(Adopted::adopt(arena, 0, first.data, length, Adopted::InChild::copy, adopted[0]));
+  CHECK_OK(Adopted::adopt(arena, 1, second.data, length, Adopted::InChild::copy, adopted[1]));
   std::byte* const room = arena->at(Adopted::place_of(*arena, first.data, length));
   std::thread stopped([&] {
     // Agrees to the call, and is stopped before it is over.
@@ -225,7 +256,8 @@ TEST(adopted_tensors_are_reduced_where_they_are) {
       std::unique_ptr<Adopted> adopted;
       const auto adopt = [&] {
         return Adopted::adopt(session.arena(), session.arena_rank(),
-                              reinterpret_cast<std::byte*>(data), count * sizeof(float), adopted);
+                              reinterpret_cast<std::byte*>(data), count * sizeof(float),
+                              Adopted::InChild::view, adopted);
       };
       for (const int adopting : {1, ranks}) {  // first only rank 0, then all
         if (rank < adopting && adopted == nullptr) CHECK_OK(adopt());

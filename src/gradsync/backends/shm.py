@@ -131,14 +131,15 @@ class ShmBackend:
         return any(not pending.done() for pending, _ in list(self._in_flight))
 
     def adopt(
-        self, address: int, nbytes: int, memory: int, memory_bytes: int
+        self, address: int, nbytes: int, memory: int, memory_bytes: int, copied_at_fork: bool
     ) -> _native.Adoption | None:
         """Let all ranks of the world reach a private tensor in ``memory``; None if that cannot be.
 
-        Nobody else may write to the tensor meanwhile.
+        Nobody else may write to the tensor meanwhile. A forked child gets a copy, or a view on
+        which it writes alone.
         """
         try:
-            return self._session.adopt(address, nbytes, memory, memory_bytes)
+            return self._session.adopt(address, nbytes, memory, memory_bytes, copied_at_fork)
         except _native.StatusError:
             return None
 

@@ -12,7 +12,7 @@ from torch.utils.dlpack import from_dlpack
 from gradsync.backends.backend import Backend
 from gradsync.config import read
 
-__all__ = ["adopt", "leave_private"]
+__all__ = ["adopt", "adopt_bucket", "leave_private"]
 
 
 def adopt(backend: Backend, tensor: torch.Tensor, only_whole: bool) -> bool:
@@ -23,18 +23,39 @@ def adopt(backend: Backend, tensor: torch.Tensor, only_whole: bool) -> bool:
     From then on its storage owns the adoption, which ends with it, and that owns what the storage
     owned before. Like any storage in shared memory it cannot be resized.
     """
-    make, is_busy = (getattr(backend, name, None) for name in ("adopt", "has_calls_in_flight"))
-    storage = tensor.untyped_storage()
-    if make is None or is_busy is None or not _may_be_adopted(tensor, storage):
+    is_busy = getattr(backend, "has_calls_in_flight", None)
+    if is_busy is None or (only_whole and not _fills_storage(tensor)):
         return True
-    if only_whole and tensor.nbytes != storage.nbytes():
+    if not _may_be_adopted(tensor):
         return True
     if is_busy():
         return False  # with this very tensor, perhaps
-    adoption = make(tensor.data_ptr(), tensor.nbytes, storage.data_ptr(), storage.nbytes())
+    _move(backend, tensor, copied_at_fork=True)
+    return True
+
+
+def adopt_bucket(backend: Backend, bucket: torch.Tensor) -> None:
+    """Let the ranks reach a tensor of which the caller knows that no call in flight works on it.
+
+    A forked child, which seldom has a use for gradients, copies none of it.
+    """
+    if _fills_storage(bucket) and _may_be_adopted(bucket):
+        _move(backend, bucket, copied_at_fork=False)
+
+
+def _move(backend: Backend, tensor: torch.Tensor, *, copied_at_fork: bool) -> None:
+    make = getattr(backend, "adopt", None)
+    if make is None:
+        return
+    storage = tensor.untyped_storage()
+    whole = storage.data_ptr(), storage.nbytes()
+    adoption = make(tensor.data_ptr(), tensor.nbytes, *whole, copied_at_fork)
     if adoption is not None:
         adoption.move_into(storage, from_dlpack(adoption.memory).untyped_storage())
-    return True
+
+
+def _fills_storage(tensor: torch.Tensor) -> bool:
+    return tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def leave_private(_tensor: torch.Tensor, _only_whole: bool) -> bool:
@@ -42,11 +63,12 @@ def leave_private(_tensor: torch.Tensor, _only_whole: bool) -> bool:
     return True
 
 
-def _may_be_adopted(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-    """Return whether torch made the memory for this storage, and nobody else knows of it.
+def _may_be_adopted(tensor: torch.Tensor) -> bool:
+    """Return whether torch made the memory of this tensor's storage, and nobody else knows of it.
 
     Memory of others may outlive the storage, and be written to in the moment when it ends.
     """
+    storage = tensor.untyped_storage()
     return (
         read("GRADSYNC_ADOPT") != "0"
         and hasattr(storage, "_swap_data_ptr_")  # older torch cannot
