@@ -141,6 +141,7 @@ void bind_session(nb::module_& module) {
       .def("abort", &Session::abort, nb::arg("reason"))
       .def("leave", &Session::leave, nb::arg("note"))
       .def_prop_rw("name", &Session::name, &Session::set_name)
+      .def_prop_rw("places", &Session::places, &Session::set_places)
       .def("allocate", &allocate, nb::arg("nbytes"))
       .def(
           "is_shared",

@@ -16,6 +16,7 @@ void Mailbox::wait_goes_on(const Request& request, LongLook& look) const {
   if (look.told || hook == nullptr || patience.count() == 0 || now - *look.since < patience) return;
   look.told = true;
   hook({.group = team_.name(),
+        .places = team_.places(),
         .rank = team_.rank(),
         .ranks = team_.size(),
         .call = {},

@@ -100,6 +100,8 @@ class Session {
   // The group's name, for messages.
   const std::string& name() const { return team_.name(); }
   void set_name(const std::string& name) { team_.set_name(name); }
+  const std::vector<int>& places() const { return team_.places(); }
+  void set_places(std::vector<int> places) { team_.set_places(std::move(places)); }
   // What every rank was doing when a call failed, as far as they could still say; the present state
   // when none has.
   std::vector<RankReport> findings() const;

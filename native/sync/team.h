@@ -46,6 +46,7 @@ struct RankReport {
 // A wait that takes long.
 struct LongWait {
   std::string group;
+  std::vector<int> places;  // the ranks in the world, of a sub-group
   int rank;
   int ranks;
   Announcement call;  // the one that waits
@@ -71,6 +72,9 @@ class Team {
   // The group's name, for messages.
   const std::string& name() const { return name_; }
   void set_name(const std::string& name) { name_ = name; }
+  // The ranks in the world by which programs know those of a sub-group, for messages, too.
+  const std::vector<int>& places() const { return places_; }
+  void set_places(std::vector<int> places) { places_ = std::move(places); }
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -217,6 +221,7 @@ class Team {
   };
 
   std::string name_;
+  std::vector<int> places_;
   Header* header_ = nullptr;
   Slot* slots_ = nullptr;
   std::byte* staging_ = nullptr;

@@ -14,7 +14,7 @@ from gradsync.base.host import (
     start_time,
 )
 from gradsync.errors import RendezvousError, UsageError
-from gradsync.rendezvous.member import Member, Tombstone, decode, join_names, join_ranks
+from gradsync.rendezvous.member import Member, Party, Tombstone, decode, join_ranks
 
 
 def evidence(boot_id: str, host: str = "node") -> HostEvidence:
@@ -101,7 +101,8 @@ def test_strangers_data_is_not_a_record(value):
 
 def test_lists_for_people():
     many = [Member(rank, 40, rank, evidence("A")) for rank in range(40)]
-    assert join_names(many[:1]) == "0 (pid 10 on node)"
-    assert join_names(many).endswith("and 24 more")
-    assert join_names([]) == "nobody"
+    assert Party().names(many[:1]) == "0 (pid 10 on node)"
+    assert Party(called=(7,)).names(many[:1]) == "7 (pid 10 on node)"
+    assert Party().names(many).endswith("and 24 more")
+    assert Party().names([]) == "nobody"
     assert join_ranks([5, 1, 2, 3, 9, 10]) == "1-3, 5, 9-10"

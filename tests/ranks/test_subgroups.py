@@ -305,3 +305,32 @@ def test_shrinking_may_be_tried_again(rank, world_size, store):
         dist.group.WORLD.set_timeout(20)
         assert total(dist.shrink_group([2])) == 1.0
     dist.destroy_process_group()
+
+
+@pytest.mark.ranks(4, faults=[faults.kill(rank=3, at="broadcast#1")])
+def test_errors_say_which_ranks_of_the_world_are_meant(rank):
+    group = dist.new_group([0, 2, 3])
+    if rank == 3:
+        dist.broadcast(torch.ones(1), 0)
+    if rank == 1:
+        return
+    me = rf"on rank {rank // 2} \({rank} in the world\) of 3 in the group '1'"
+    with pytest.raises(dist.PeerLostError, match=rf"{me}: rank 2 \(3 in the world\)") as caught:
+        group.barrier()
+    assert "Ranks 0, 1, 2 of this group are ranks 0, 2, 3 of the world" in str(caught.value)
+    assert caught.value.ranks == (2,)
+    with pytest.raises(dist.PeerLostError, match=r"recv.* from rank 2 \(3 in the world\) on rank"):
+        dist.recv(torch.ones(1), 3, group=group)
+
+
+@pytest.mark.ranks(3, backend=["shm", "threads"])
+def test_late_and_different_ranks_of_a_group_are_told_by_their_ranks_in_the_world(rank):
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        return
+    if rank == 1:
+        with pytest.raises(dist.CollectiveTimeout, match=r"Missing: rank 1 \(2 in the world\)"):
+            group.barrier(timeout=0.2)
+    else:
+        with pytest.raises(dist.DistBackendError, match=r"ended by rank 0 \(1 in the world\)"):
+            group.recv(torch.ones(1), 0, timeout=20)

@@ -47,6 +47,19 @@ def one_comes_late(rank, size):
         store.set("over", "1")
 
 
+def one_gives_up(rank, size):
+    time.sleep(0.6 * rank)
+    limit = timedelta(seconds=20 if rank else 0.3)
+    with pytest.raises(dist.DistBackendError, match="arrier"):  # torch's, on both
+        dist.monitored_barrier(timeout=limit)
+
+
+def one_makes_another_call(rank, size):
+    calls = (lambda: dist.broadcast(torch.ones(1), 0), dist.monitored_barrier)
+    with pytest.raises(dist.DistBackendError, match="different things"):
+        calls[rank]()
+
+
 def one_aborts(rank, size):
     if rank == 1:
         dist.group.WORLD.abort()
@@ -81,18 +94,26 @@ def error_in_a_hook(rank, size):
 
 @pytest.mark.parametrize(
     "program",
-    [different_sizes, one_comes_late, one_aborts, wrong_arguments, error_in_a_hook],
+    [
+        different_sizes,
+        one_comes_late,
+        one_gives_up,
+        one_makes_another_call,
+        one_aborts,
+        wrong_arguments,
+        error_in_a_hook,
+    ],
     ids=lambda p: p.__name__,
 )
 def test_failure_is_torchs_and_named(store, rank, world_size, program):
     run_on("gradsync", store, rank, world_size, program)
 
 
-def third_rank(path):
-    """Become a rank that dies in the middle of a training, without a word."""
+def third_rank(path, act):
+    """Become a rank that does something and dies, without a word."""
     try:
         dist.init_process_group("gradsync", init_method=f"file://{path}", rank=2, world_size=3)
-        train(steps=2)
+        act()
     finally:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -107,7 +128,7 @@ def test_death_of_a_rank_ends_a_training_of_ddp(shared, tmp_path, rank):
     path = shared(lambda: str(tmp_path / "meeting"))
     child = os.fork() if rank == 0 else 0
     if rank == 0 and child == 0:
-        third_rank(path)
+        third_rank(path, lambda: train(steps=2))
     dist.init_process_group("gradsync", init_method=f"file://{path}", rank=rank, world_size=3)
     start = time.monotonic()
     with pytest.raises(RuntimeError, match=r"DistBackendError|SIGKILL|rank 2|gone"):
@@ -116,6 +137,25 @@ def test_death_of_a_rank_ends_a_training_of_ddp(shared, tmp_path, rank):
     with pytest.raises(dist.DistBackendError, match="rank 2") as caught:
         dist.barrier()
     assert isinstance(caught.value.__cause__, gradsync.PeerLostError)
+    dist.destroy_process_group()
+    if rank == 0:
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def test_rank_that_died_before_a_new_group_is_named_by_its_rank_in_the_world(
+    shared, tmp_path, rank
+):
+    path = shared(lambda: str(tmp_path / "meeting"))
+    child = os.fork() if rank == 0 else 0
+    if rank == 0 and child == 0:
+        third_rank(path, dist.barrier)
+    dist.init_process_group("gradsync", init_method=f"file://{path}", rank=rank, world_size=3)
+    dist.barrier()
+    start = time.monotonic()
+    for ranks in ([1, 2], None) if rank == 1 else (None,):
+        with pytest.raises(dist.DistBackendError, match=r"rank 2 \(pid \d+ on .* ended before it"):
+            dist.new_group(ranks, use_local_synchronization=ranks is not None)
+    assert time.monotonic() - start < 20  # half an hour is what they may wait
     dist.destroy_process_group()
     if rank == 0:
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL

@@ -26,7 +26,7 @@ from gradsync.backends.translate import (
     no_memory_error,
     rank_states,
 )
-from gradsync.backends.waits import answer, watch_waits
+from gradsync.backends.waits import answer, places_to_tell, watch_waits
 from gradsync.backends.work import DoneWork, Work
 from gradsync.errors import DistBackendError, DistError
 
@@ -64,6 +64,7 @@ class ShmBackend:
         world = bootstrap.world._session if isinstance(bootstrap.world, ShmBackend) else None
         session = share_memory(bootstrap, world)
         session.name = bootstrap.group
+        session.places = places_to_tell(bootstrap.places)
         backend = cls(session)
         if world is not None:
             session.ask_through(world, list(bootstrap.places))

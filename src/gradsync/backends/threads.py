@@ -11,7 +11,7 @@ from gradsync.backends.backend import Bootstrap
 from gradsync.backends.invitation import STAGING_BYTES
 from gradsync.backends.shm import ShmBackend
 from gradsync.backends.translate import forming_error
-from gradsync.backends.waits import names, stack_of, watch_waits
+from gradsync.backends.waits import names, places_to_tell, stack_of, watch_waits
 from gradsync.base.deadline import Deadline
 from gradsync.errors import AbortedError, PeerLostError, RendezvousError, UsageError
 
@@ -61,6 +61,7 @@ class ThreadsBackend(ShmBackend):
         deadline = Deadline(bootstrap.timeout_s)
         made = world._world.form(bootstrap, deadline, cls._on)
         made.session.name = bootstrap.group
+        made.session.places = places_to_tell(bootstrap.places)
         made.enter(deadline.remaining())
         return made
 

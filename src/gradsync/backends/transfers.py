@@ -10,7 +10,13 @@ from gradsync.backends.backend import Backend
 from gradsync.backends.call import Call
 from gradsync.backends.ops import SEND
 from gradsync.backends.pending import PendingWork
-from gradsync.backends.translate import last_call, rank_states, stands_at
+from gradsync.backends.translate import (
+    last_call,
+    legend,
+    rank_states,
+    stands_at,
+    whereabouts,
+)
 from gradsync.backends.waits import names, present_site, short_path
 from gradsync.backends.work import DoneWork, Work
 from gradsync.base.dtypes import DTYPE_NAMES
@@ -107,10 +113,11 @@ def _failure(
     """
     code, detail, ranks = error.args
     buffer, op = call.buffer, call.op.name
-    other = "any rank" if call.peer < 0 else f"rank {call.peer}"
+    places = session.places
+    other = "any rank" if call.peer < 0 else names([call.peer], places)
     what = f"{op}({DTYPE_NAMES[buffer.dtype]}[{buffer.numel}], tag {call.tag})"
     way = "to" if op == "send" else "from"
-    here = f"{what} {way} {other} on rank {session.rank} of {session.size}"
+    here = f"{what} {way} {other} on {whereabouts(session)}"
     if code == "invalid":
         return UsageError(f"{here}: {detail}")
     kind: type[DistBackendError] = DistBackendError
@@ -118,13 +125,15 @@ def _failure(
     if code == "timeout":
         kind = CollectiveTimeout
         states = rank_states(session)
-        who = "; ".join(f"rank {r} (pid {states[r].pid}, {last_call(states[r])})" for r in ranks)
+        who = "; ".join(
+            f"{names([r], places)} (pid {states[r].pid}, {last_call(states[r])})" for r in ranks
+        )
         message = f"{here} timed out after {call.timeout_s:g} s: {detail}. Waited for: {who}."
     elif code == "peer_lost":
         kind = PeerLostError
         message = (
-            f"{here}: {names(ranks)} on {socket.gethostname()} is gone ({detail}). Look at that "
-            f"rank's own output for the cause."
+            f"{here}: {names(ranks, places)} on {socket.gethostname()} is gone ({detail}). Look at "
+            f"that rank's own output for the cause."
         )
     elif code == "mismatch":
         kind = MismatchError
@@ -134,14 +143,14 @@ def _failure(
         )
     elif code == "aborted":
         kind = AbortedError
-        message = f"{here} was ended by {names(ranks)}: {detail}"
+        message = f"{here} was ended by {names(ranks, places)}: {detail}"
     if site:
         verb = "waits" if kind is CollectiveTimeout else "asked for it"
         message += f"\n  rank {session.rank} {verb} at {site}"
     if kind in (CollectiveTimeout, MismatchError):
         message += stands_at(zip(ranks, session.ask(ranks, _TO_ANSWER_S), strict=True))
     return kind(
-        message,
+        message + legend(session),
         group=session.name,
         op=op,
         rank=session.rank,

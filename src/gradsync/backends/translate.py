@@ -30,9 +30,11 @@ __all__ = [
     "call_error",
     "forming_error",
     "last_call",
+    "legend",
     "no_memory_error",
     "rank_states",
     "stands_at",
+    "whereabouts",
 ]
 
 
@@ -125,18 +127,19 @@ def call_error(
     op, timeout_s = call.op, call.timeout_s
     if code == "invalid":
         return UsageError(f"{op.name}: {detail}{_about(call)}")
-    states = _states(session.findings())
-    here = f"{op.name} #{session.call} on rank {session.rank} of {session.size}"
+    states, places = _states(session.findings()), session.places
+    here = f"{op.name} #{session.call} on {whereabouts(session)}"
     kind: type[DistBackendError] = DistBackendError
     message = f"{here}: {detail}"
     if code == "timeout":
         kind = CollectiveTimeout
         if ranks:  # else it waited for a thread of its own
-            message = _timeout(f"{here} {_patience(detail, timeout_s)}", states, ranks, standing_of)
+            begin = f"{here} {_patience(detail, timeout_s)}"
+            message = _timeout(begin, states, ranks, places, standing_of)
     elif code == "peer_lost":
         kind = PeerLostError
         message = (
-            f"{here}: {names(ranks)} on {socket.gethostname()} is gone ({detail}; "
+            f"{here}: {names(ranks, places)} on {socket.gethostname()} is gone ({detail}; "
             f"{last_call(states[ranks[0]])}). Look at that rank's own output for the cause; "
             f"this group cannot be used any more.{_sites(states)}"
         )
@@ -148,13 +151,13 @@ def call_error(
         )
     elif code == "aborted":
         kind = AbortedError
-        message = f"{here}: {names(ranks)} aborted the group: {detail}"
+        message = f"{here}: {names(ranks, places)} aborted the group: {detail}"
     elif code == "interrupted":
         message = f"{here}: a signal (Ctrl-C, say) interrupted a call, which ended the group"
     elif code not in ("system", "connection", "no_space"):
         return InternalError(f"{here}: the native core failed in an unknown way ({code}): {detail}")
     return kind(
-        message,
+        message + legend(session),
         group=session.name,
         op=op.name,
         seq=session.call,
@@ -179,13 +182,36 @@ def _sites(states: list[RankState]) -> str:
     )
 
 
+def whereabouts(session: _native.Session) -> str:
+    """Say which rank of which group this is."""
+    here = f"{names([session.rank], session.places)} of {session.size}"
+    return f"{here} in the group {session.name!r}" if session.places else here
+
+
+def legend(session: _native.Session) -> str:
+    """Say which ranks of the world those of a sub-group are, in a line that follows a message."""
+    if not session.places:
+        return ""
+    return (
+        f"\n  Ranks {', '.join(map(str, range(session.size)))} of this group are ranks "
+        f"{', '.join(map(str, session.places))} of the world."
+    )
+
+
 def _timeout(
-    begin: str, states: list[RankState], missing: list[int], standing_of: Callable[[int], str]
+    begin: str,
+    states: list[RankState],
+    missing: list[int],
+    places: list[int],
+    standing_of: Callable[[int], str],
 ) -> str:
     arrived = [state for state in states if state.rank not in missing]
-    late = "; ".join(f"rank {r} (pid {states[r].pid}, {last_call(states[r])})" for r in missing)
+    late = "; ".join(
+        f"{names([r], places)} (pid {states[r].pid}, {last_call(states[r])})" for r in missing
+    )
+    came = names([state.rank for state in arrived], places)
     lines = [
-        f"{begin}. Arrived: {names([s.rank for s in arrived])}. Missing: {late}. A missing rank "
+        f"{begin}. Arrived: {came}. Missing: {late}. A missing rank "
         f"is slow, stuck, or took another branch; give a longer timeout if it is only slow."
     ]
     lines += [f"  rank {s.rank} waits at {s.site}" for s in arrived if s.site]

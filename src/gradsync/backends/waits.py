@@ -23,6 +23,7 @@ __all__ = [
     "OUR_FOLDER",
     "answer",
     "names",
+    "places_to_tell",
     "present_site",
     "short_path",
     "stack_of",
@@ -57,6 +58,7 @@ def _watch(_: str, torch: ModuleType | None) -> None:
 
 def tell_late(
     group: str,
+    places: Sequence[int],
     rank: int,
     size: int,
     sequence: int,
@@ -72,22 +74,32 @@ def tell_late(
     call = f"call #{sequence} {describe(what, count)}" if sequence else "forming the group"
     _log.warning(
         "gradsync: %s of group %r wait%s since %.0f s in %s%s",
-        names(waiting),
+        names(waiting, places),
         group or "?",
         "s" if len(waiting) == 1 else "",
         waited_s,
-        message or f"{call} for {names(missing)}",
-        f" (rank {rank} at {short_path(site)})" if site else "",
+        message or f"{call} for {names(missing, places)}",
+        f" ({names([rank], places)} at {short_path(site)})" if site else "",
     )
 
 
-def names(ranks: Sequence[int]) -> str:
-    """Return ranks in words.
+def names(ranks: Sequence[int], places: Sequence[int] = ()) -> str:
+    """Return ranks in words, with their ``places`` in the world if those are others.
 
-    >>> names([1]), names([0, 2])
-    ('rank 1', 'ranks 0, 2')
+    >>> names([1]), names([0, 2]), names([1], [0, 7])
+    ('rank 1', 'ranks 0, 2', 'rank 1 (7 in the world)')
     """
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    each = [f"{r} ({places[r]} in the world)" if places else str(r) for r in ranks]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(each)
+
+
+def places_to_tell(places: Sequence[int]) -> list[int]:
+    """Return the ranks in the world of a group's ranks, nothing if they are the same.
+
+    >>> places_to_tell((0, 1)), places_to_tell((0, 2))
+    ([], [0, 2])
+    """
+    return [] if list(places) == list(range(len(places))) else list(places)
 
 
 # -- where the program stands ---------------------------------------------------------------------

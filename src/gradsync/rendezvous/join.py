@@ -25,7 +25,7 @@ from gradsync.errors import (
     RendezvousError,
     StoreConnectionError,
 )
-from gradsync.rendezvous.member import Member, Record, Tombstone, decode, join_names, join_ranks
+from gradsync.rendezvous.member import Member, Party, Record, Tombstone, decode
 from gradsync.stores.store import Store
 from gradsync.stores.unix import UnixStore
 
@@ -61,6 +61,9 @@ class Preparation(Protocol):
         """Take in what every rank had to tell, in rank order."""
 
 
+_WORLD = Party()
+
+
 def join(
     store: Store,
     rank: int,
@@ -70,17 +73,18 @@ def join(
     local_rank: int = -1,
     serves: bool = False,
     preparation: Preparation | None = None,
+    party: Party = _WORLD,
 ) -> Joined:
     """Meet the other ranks at ``store``; ``RendezvousError`` says who came and who is missing.
 
     May be called any number of times on a living store: each time is a new generation. ``serves``
     is set by the rank that serves the store, which must not take it away before everybody has read
-    a bad verdict.
+    a bad verdict. Who of a ``party`` is known to have ended is not waited for.
     """
     card = "" if preparation is None else preparation.card(rank, world_size)
     evidence = host_evidence(anew=True)
     me = Member(rank, world_size, local_rank, evidence, secrets.token_hex(4), card)
-    return _Arrival(store, me, deadline, serves, preparation).run()
+    return _Arrival(store, me, deadline, serves, preparation, party).run()
 
 
 def leave(store: Store, joined: Joined, rank: int) -> None:
@@ -111,12 +115,14 @@ class _Arrival:
         deadline: Deadline,
         serves: bool,
         preparation: Preparation | None,
+        party: Party,
     ) -> None:
         self._store = store
         self._me = me
         self._deadline = deadline
         self._serves = serves
         self._preparation = preparation
+        self._party = party
         self._long_wait = LongWait()
         self._past = ""
         """Why an earlier round on this store came to nothing, for the message of this one."""
@@ -165,14 +171,15 @@ class _Arrival:
         if complete and self._is_over(generation, held, records):
             return False
         if is_dead(held.evidence, self._me.evidence):
-            reason = f"rank {held} ended before everyone had come"
+            reason = f"rank {self._party.member(held)} ended before everyone had come"
             self._fill(generation, held.world_size, Tombstone(reason, failed=False))
             self._past = reason
             return False
         message = (
-            f"rank {held.rank} is already taken by {held.where}, and {self._me.where} claims it "
-            "too. Does another job use the same address, or did two processes get the same rank? "
-            "If the first process is gone, let the new one meet at another address."
+            f"rank {self._party.rank(held.rank)} is already taken by {held.where}, and "
+            f"{self._me.where} claims it too. Does another job use the same address, or did two "
+            "processes get the same rank? If the first process is gone, let the new one meet at "
+            "another address."
         )
         self._fill(generation, held.world_size, Tombstone(message, failed=True))
         raise RendezvousError(message)
@@ -238,26 +245,39 @@ class _Arrival:
             self._fill(generation, self._me.world_size, Tombstone(reason, failed=False))
             return
         self._refuse_disagreement(generation, members)
+        reason = self._who_will_not_come(records)
+        if reason:
+            self._fill(generation, self._me.world_size, Tombstone(reason, failed=True))
+            return
         if self._me.rank == min(member.rank for member in members):  # one line for all who wait
             self._long_wait.look(lambda: self._who_is_missing(records, members))
 
+    def _missing(self, records: dict[int, Record]) -> list[int]:
+        return [rank for rank in range(self._me.world_size) if rank not in records]
+
+    def _who_will_not_come(self, records: dict[int, Record]) -> str:
+        """Return who has ended before it came, where that is known, else ""."""
+        for rank in self._missing(records) if self._party.evidence else ():
+            last = self._party.evidence[rank]
+            if is_dead(last, self._me.evidence):
+                return f"rank {self._party.rank(rank)} ({last.where}) ended before it came"
+        return ""
+
     def _who_is_missing(self, records: dict[int, Record], came: list[Member]) -> str:
-        missing = [rank for rank in range(self._me.world_size) if rank not in records]
         return (
-            f"{len(came)} of {self._me.world_size} ranks have come to form the world. Came: "
-            f"{join_names(came)}. Missing: {join_ranks(missing)}"
+            f"{len(came)} of {self._me.world_size} ranks have come to form {self._party.name}. "
+            f"Came: {self._party.names(came)}. Missing: {self._party.ranks(self._missing(records))}"
         )
 
     def _give_up(self, generation: int) -> None:
         records = self._look(generation, self._me.world_size)
         came = [record for record in records.values() if isinstance(record, Member)]
-        missing = [rank for rank in range(self._me.world_size) if rank not in records]
         past = f" An earlier attempt at the same address failed: {self._past}" if self._past else ""
         message = (
             f"only {len(came)} of {self._me.world_size} ranks came within "
-            f"{self._deadline.timeout_s:.1f} s. Came: {join_names(came)}. Missing: "
-            f"{join_ranks(missing)}. Look at the output of the missing ranks: they may have "
-            f"failed before they got here, or look for another address.{past}"
+            f"{self._deadline.timeout_s:.1f} s. Came: {self._party.names(came)}. Missing: "
+            f"{self._party.ranks(self._missing(records))}. Look at the output of the missing "
+            f"ranks: they may have failed before they got here, or look for another address.{past}"
         )
         self._fill(generation, self._me.world_size, Tombstone(message, failed=True))
 
@@ -294,7 +314,8 @@ class _Arrival:
         for member in self._left_behind:
             if self._store.check([f"{slot(self._left_generation, member.rank)}/left"]):
                 self._fill(generation, self._me.world_size, Tombstone(self._past, failed=False))
-                raise self._left_alone(f"rank {member.rank} has given up, too")
+                sign = f"rank {self._party.rank(member.rank)} has given up, too"
+                raise self._left_alone(sign)
 
     def _left_alone(self, sign: str) -> DistError:
         """Return the error for a round that we left and others took for good until they failed."""
@@ -303,14 +324,14 @@ class _Arrival:
         return PeerLostError(message, ranks=lost) if lost else RendezvousError(message)
 
     def _mine(self) -> str:
-        return f"rank {self._me.rank} could not form the group: "
+        return f"rank {self._party.rank(self._me.rank)} could not form the group: "
 
     def _why_history(self, members: list[Member]) -> str:
         """Return why this round can no longer be ours though nobody failed it, else ""."""
         for member in members:
             # A file that an earlier run left behind holds the introductions of dead processes.
             if not member.same_process(self._me) and is_dead(member.evidence, self._me.evidence):
-                return f"rank {member} ended before everyone had come"
+                return f"rank {self._party.member(member)} ended before everyone had come"
         for size in {member.world_size for member in members}:
             # A smaller world formed here before; the new one has more ranks than that had slots.
             if size < self._me.world_size and size == sum(m.world_size == size for m in members):
@@ -322,7 +343,8 @@ class _Arrival:
         if len(sizes) < 2:
             return
         claims = "; ".join(
-            f"{size} say {join_names(m for m in members if m.world_size == size)}" for size in sizes
+            f"{size} say {self._party.names(m for m in members if m.world_size == size)}"
+            for size in sizes
         )
         message = (
             f"the ranks disagree on the world size: {claims}. Start all of them with the same "

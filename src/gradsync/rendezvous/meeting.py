@@ -15,7 +15,7 @@ from gradsync.config import environment
 from gradsync.errors import DistNetworkError, DistStoreError, RendezvousError, UsageError
 from gradsync.rendezvous.door import Door, meet_at_door
 from gradsync.rendezvous.join import Joined, Preparation, join, leave
-from gradsync.rendezvous.member import Member
+from gradsync.rendezvous.member import Member, Party
 from gradsync.rendezvous.place import UnixPlace
 from gradsync.rendezvous.resolve import open_store, parent_identity, serves, settle
 from gradsync.rendezvous.spec import Spec, parse
@@ -72,11 +72,13 @@ def meet(
     env: Mapping[str, str] | None = None,
     preparation: Preparation | None = None,
     door: Door | None = None,
+    party: Party | None = None,
 ) -> Meeting:
     """Meet the other ranks of the job and return when all of them are there.
 
     With nothing given and nothing set this is a world of one. ``timeout`` of None waits for ever.
-    What ``preparation`` does takes part in arriving; ranks of one host may meet at a ``door``.
+    What ``preparation`` does takes part in arriving; ranks of one host may meet at a ``door``. What
+    is known of them before, at a store, is said with ``party``.
 
     Raises:
         UsageError: arguments or environment are incomplete or contradict each other.
@@ -92,7 +94,8 @@ def meet(
             raise UsageError("pass either store or init_method, not both")
         if world_size < 1 or rank < 0:
             raise UsageError(f"a store needs rank and world_size, got {rank=} and {world_size=}")
-        joined = join(store, rank, world_size, deadline, preparation=preparation)
+        who = Party() if party is None else party
+        joined = join(store, rank, world_size, deadline, preparation=preparation, party=who)
         return _meeting(store, joined, rank, world_size, -1)
     if init_method is not None and _scheme(init_method) in _handlers:
         # As torch hands it over; the longest that a timedelta can say stands for no limit.

@@ -6,14 +6,14 @@ to run code in a rank. (JSON would take a tenth of the time that ranks of one ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from gradsync.base.host import HostEvidence
 from gradsync.errors import RendezvousError
 
-__all__ = ["Member", "Record", "Tombstone", "decode", "join_names", "join_ranks"]
+__all__ = ["Member", "Party", "Record", "Tombstone", "decode", "join_ranks"]
 
 
 class Member(NamedTuple):
@@ -30,13 +30,10 @@ class Member(NamedTuple):
     attempt: str = ""
     card: str = ""
 
-    def __str__(self) -> str:
-        return f"{self.rank} ({self.where})"
-
     @property
     def where(self) -> str:
-        """The process, for people: pid and host name."""
-        return f"pid {self.evidence.pid} on {self.evidence.host}"
+        """The process, for people."""
+        return self.evidence.where
 
     def same_process(self, other: Member) -> bool:
         """Return whether both were written by one process."""
@@ -92,11 +89,32 @@ def decode(value: bytes) -> Record:
         ) from error
 
 
-def join_names(members: Iterable[Member], limit: int = 16) -> str:
-    """Return the members as text, cut short for big worlds."""
-    names = [str(member) for member in members]
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return (", ".join(names[:limit]) or "nobody") + more
+class Party(NamedTuple):
+    """Who is to meet, as far as that is known before."""
+
+    name: str = "the world"
+    called: tuple[int, ...] = ()
+    """What the ranks are called in messages; their own numbers unless given."""
+    evidence: Sequence[HostEvidence] = ()
+    """Where each of them was when it was last heard of."""
+
+    def rank(self, rank: int) -> int:
+        """Return what a rank is called."""
+        return self.called[rank] if self.called else rank
+
+    def member(self, member: Member) -> str:
+        """Return what a member is called, with its process."""
+        return f"{self.rank(member.rank)} ({member.where})"
+
+    def names(self, members: Iterable[Member], limit: int = 16) -> str:
+        """Return what members are called, cut short for big worlds."""
+        names = [self.member(member) for member in members]
+        more = f" and {len(names) - limit} more" if len(names) > limit else ""
+        return (", ".join(names[:limit]) or "nobody") + more
+
+    def ranks(self, ranks: Iterable[int]) -> str:
+        """Return what ranks are called."""
+        return join_ranks(map(self.rank, ranks))
 
 
 def join_ranks(ranks: Iterable[int]) -> str:

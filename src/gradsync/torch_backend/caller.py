@@ -171,7 +171,10 @@ class Caller(_TorchGroup):  # type: ignore[misc]
         return False
 
     def _wait_for_pending_works(self) -> None:
-        self.group.barrier()
+        try:
+            self.group.barrier()
+        except DistError as error:
+            raise torch_error(error) from error
 
     def split_group(
         self,
@@ -199,7 +202,9 @@ class Caller(_TorchGroup):  # type: ignore[misc]
         place = ranks.index(self.rank()), len(ranks)
         world_ranks = tuple(self.group.members.world_rank(rank) for rank in ranks)
         try:
-            group = form(store, *place, limit, name=name, world_ranks=world_ranks)
+            group = form(
+                store, *place, limit, name=name, world_ranks=world_ranks, parent=self.group
+            )
         except DistError as error:
             raise torch_error(error) from error
         made = type(self)(group, store, limit)

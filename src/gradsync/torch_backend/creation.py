@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch.distributed import distributed_c10d as c10d
+
 from gradsync.errors import DistError
+from gradsync.group.group import ProcessGroup
 from gradsync.torch_backend.devices import add_other_devices
 from gradsync.torch_backend.failures import torch_error
 from gradsync.torch_backend.forming import form
@@ -25,6 +28,7 @@ def create(options: Any, backend_options: Any, request: Mapping[str, Any]) -> To
             options.timeout,
             name=options.group_id,
             world_ranks=tuple(options.global_ranks_in_group),
+            parent=_world(),
         )
     except DistError as error:
         raise torch_error(error) from error
@@ -32,3 +36,9 @@ def create(options: Any, backend_options: Any, request: Mapping[str, Any]) -> To
     add_other_devices(made, options, backend_options, request)
     offer_monitored_barrier()
     return made
+
+
+def _world() -> ProcessGroup | None:
+    """Return torch's default group, if that is ours."""
+    there = c10d.GroupMember.WORLD
+    return there.group if isinstance(there, TorchProcessGroup) else None

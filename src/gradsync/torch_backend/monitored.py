@@ -9,8 +9,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from gradsync.errors import CollectiveTimeout, PeerLostError
+from gradsync.errors import CollectiveTimeout, DistError, PeerLostError
 from gradsync.group.group import ProcessGroup
+from gradsync.torch_backend.failures import torch_error
 
 __all__ = ["monitored_barrier", "offer_monitored_barrier"]
 
@@ -24,6 +25,8 @@ def monitored_barrier(group: ProcessGroup, timeout: timedelta, wait_all_ranks: b
         group.barrier(timeout=max(timeout, _SHORTEST))
     except (CollectiveTimeout, PeerLostError) as error:
         raise dist.DistBackendError(_complaint(group, error, timeout, wait_all_ranks)) from error
+    except DistError as error:
+        raise torch_error(error) from error
 
 
 def _complaint(
