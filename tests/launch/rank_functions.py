@@ -92,3 +92,15 @@ def leave_child_behind(rank):
     if os.fork() == 0:
         time.sleep(2)
         os._exit(0)
+
+
+def clean_up_after_ctrl_c(rank, folder):
+    open(f"{folder}/{rank}", "w").close()
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        open(f"{folder}/interrupted {rank}", "w").close()
+        raise
+    finally:
+        time.sleep(0.3)  # to save something
+        open(f"{folder}/saved {rank}", "w").close()

@@ -174,6 +174,41 @@ def test_first_failure_is_reported_once_and_the_others_are_ended(gradsync_run, s
     assert err.count("gradsync run:") == 1
 
 
+SAVING = """
+    import os, sys, time
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), 9)
+    time.sleep(0.5)  # until it has noticed, and has saved its work
+    print("saved", flush=True)
+    sys.exit(0)
+"""
+
+
+def test_others_may_end_by_themselves_when_a_rank_fails(gradsync_run, script):
+    out, err = gradsync_run("-n", 3, "--linger", 20, script(SAVING)).communicate(timeout=15)
+    assert sorted(out.split("\n")) == ["", "[0] saved", "[2] saved"]
+    assert "rank 1 of 3 failed first: killed by SIGKILL" in err
+    assert "the other ranks were ended" not in err
+    out, _ = gradsync_run("-n", 3, script(SAVING)).communicate(timeout=15)
+    assert out == ""
+
+
+def test_closed_and_full_streams(start, script):
+    path = script("import sys; print('out'); print('err', file=sys.stderr)")
+    run = f"{sys.executable} -m gradsync run -n 2 {path}"
+    closed = start("bash", "-c", f"{run} >&- <&-")
+    out, err = closed.communicate(timeout=15)
+    assert (closed.returncode, out) == (0, "")
+    assert sorted(err.split()) == ["[0]", "[1]", "err", "err"]
+    full = start("bash", "-c", f"{run} > /dev/full")
+    _, err = full.communicate(timeout=15)
+    assert full.returncode == 1
+    assert "standard output was lost: No space left on device" in err
+    nobody = start("bash", "-c", f"{run} 2>&1 | true")
+    nobody.communicate(timeout=15)
+    assert nobody.returncode == 0
+
+
 def test_rank_that_only_lost_its_peer_is_not_the_cause(gradsync_run, script):
     path = script(
         """

@@ -212,7 +212,7 @@ PARENT = """
 
     def main():
         try:
-            spawn(functions.grow_tree, ({place!r},), nprocs=2)
+            spawn(functions.{function}, ({place!r},), nprocs=2)
         except KeyboardInterrupt:
             sys.exit(7)
 
@@ -226,16 +226,21 @@ PARENT = """
 """
 
 
-def start_parent(start, tmp_path: Path, *, threaded: bool):
+def start_parent(start, tmp_path: Path, *, threaded: bool, function: str = "grow_tree"):
     place = tmp_path / "pids"
     place.mkdir()
-    code = PARENT.format(folder=str(Path(__file__).parent), place=str(place), threaded=threaded)
+    code = PARENT.format(
+        folder=str(Path(__file__).parent),
+        function=function,
+        place=str(place),
+        threaded=threaded,
+    )
     program = tmp_path / "parent.py"
     program.write_text(textwrap.dedent(code))
     parent = start(sys.executable, program)
     wait_until(lambda: {p.name for p in place.iterdir()} >= {"0", "1"}, "the ranks run", 20)
     pids = [int(word) for rank in "01" for word in (place / rank).read_text().split()]
-    assert len(pids) == 6
+    assert len(pids) == (6 if function == "grow_tree" else 0)
     assert all(map(is_running, pids))
     return parent, pids
 
@@ -263,3 +268,12 @@ def test_ctrl_c_ends_all_in_silence(start, tmp_path):
     out, err = parent.communicate(timeout=10)
     assert (parent.returncode, out, err) == (7, "", "")
     assert not any(map(is_running, pids))
+
+
+def test_ctrl_c_lets_ranks_save_their_work(start, tmp_path):
+    parent, _ = start_parent(start, tmp_path, threaded=False, function="clean_up_after_ctrl_c")
+    os.killpg(parent.pid, signal.SIGINT)
+    out, err = parent.communicate(timeout=20)
+    assert (parent.returncode, out, err) == (7, "", "")
+    left = {path.name for path in (tmp_path / "pids").iterdir()}
+    assert left >= {f"{what} {rank}" for what in ("interrupted", "saved") for rank in (0, 1)}

@@ -83,6 +83,11 @@ class Processes(MultiProcessTestCase):
             raise unittest.SkipTest("not today")
         dist.barrier()
 
+    def test_skips_while_other_forms_a_group(self):
+        if self.rank == 1:
+            raise unittest.SkipTest("not today")
+        self.form_group()
+
     @skip_if_lt_x_gpu(8)
     def test_needs_gpus(self):
         raise AssertionError("there are no eight GPUs here")

@@ -70,6 +70,13 @@ def test_skip_on_one_rank_is_a_skip_even_when_others_miss_it():
     assert skip_reason(examples.Processes, "test_skips_on_one") == "not today"
 
 
+def test_skip_on_one_rank_ends_the_wait_of_others_for_it():
+    start = time.monotonic()
+    name = "test_skips_while_other_forms_a_group"
+    assert skip_reason(examples.Processes, name) == "not today"
+    assert time.monotonic() - start < 30  # it may take 300
+
+
 def test_skip_of_a_decorator_travels_as_its_exit_code():
     assert skip_reason(examples.Processes, "test_needs_gpus") == TEST_SKIPS["multi-gpu-8"].message
 

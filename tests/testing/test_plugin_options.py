@@ -121,6 +121,26 @@ def test_coverage_counts_what_ranks_ran(folder):
     assert {4, 5} <= set(report["files"]["shop.py"]["executed_lines"])
 
 
+FAULT = """
+import pytest, torch
+import gradsync as dist
+from gradsync.testing import faults
+
+@pytest.mark.ranks(2, faults=[faults.kill(rank=1, at="all_reduce#1")])
+def test_killed(rank):
+    with pytest.raises(dist.PeerLostError):
+        dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_coverage_is_kept_when_a_rank_is_killed_later(folder):
+    (folder / "test_then.py").write_text(FAULT)
+    output = run(folder, "--cov=shop", "--cov-report=json", "-k", "first or killed")
+    assert "2 passed, 3 deselected" in output
+    report = json.loads((folder / "coverage.json").read_text())
+    assert report["files"]["shop.py"]["missing_lines"] == []
+
+
 @pytest.mark.parametrize("option", ["--pdb-rank=1", "--pdb"])
 def test_pdb_on_a_chosen_rank_or_the_one_that_fails(folder, option):
     command = ["-m", "pytest", "-q", option, "-k", "second"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["run", "-n", "2", "train.py"])  # doctest: +SKIP
     0
     """
+    _open_standard_streams()
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
@@ -33,6 +35,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"gradsync: cannot start {options.program!r}: {error}", file=sys.stderr)
         return 126
+
+
+def _open_standard_streams() -> None:
+    """Put /dev/null in the place of streams that are closed (``>&-``).
+
+    Otherwise what is opened next gets their numbers, and what ranks write goes there.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            mode = "r" if fd == 0 else "w"
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115  (for good)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -54,6 +71,7 @@ def _run(options: argparse.Namespace) -> int:
         options.nprocs or one_for_each_core(),
         threads=options.threads,
         grace_s=options.grace,
+        linger_s=options.linger,
         signal_children=options.no_python,
     )
 
@@ -92,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
         default=10.0,
         metavar="S",
         help="seconds between asking ranks to end and killing them (default: 10)",
+    )
+    run.add_argument(
+        "--linger",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="seconds in which the others may end by themselves when a rank fails (default: 0)",
     )
     run.add_argument(
         "--standalone", action="store_true", help="as for torchrun; a job on one host always is"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -40,6 +41,8 @@ class Sink:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._open = True
+        self.failure: OSError | None = None
+        """Why output was lost that somebody would have read: a full disk, say."""
         self._at_line_start = True
 
     def write_line(self, data: bytes) -> None:
@@ -63,9 +66,11 @@ class Sink:
                 continue
             except BlockingIOError:  # somebody else made our stream so; wait for the reader
                 select.select([], [self._fd], [])
-            except OSError:
-                # The reader left (`| head`). The job's work is worth more than its output.
+            except OSError as error:
+                # The job's work is worth more than its output.
                 self._open = False
+                if error.errno != errno.EPIPE:  # that is a reader who left (`| head`)
+                    self.failure = error
 
 
 class Relay:

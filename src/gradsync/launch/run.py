@@ -58,13 +58,15 @@ def run(
     *,
     threads: int | None = None,
     grace_s: float = GRACE_S,
+    linger_s: float = 0.0,
     signal_children: bool = False,
 ) -> int:
     """Run ``command`` as ``nprocs`` ranks and return the exit status for the shell.
 
     0 when all ranks succeeded, 1 when one failed (after a report on stderr), 128 + n when signal n
-    ended the launcher. ``signal_children`` passes signals to the children of ranks too, which a
-    shell script as a rank needs and a data loader's workers do not want.
+    ended the launcher. When a rank fails, the others have ``linger_s`` to end by themselves before
+    they are told to, and ``grace_s`` after that. ``signal_children`` passes signals to the children
+    of ranks too, which a shell script as a rank needs and a data loader's workers do not want.
     """
     env = environment()
     job = Job(nprocs, env, threads=threads)
@@ -72,7 +74,7 @@ def run(
         note = f"gradsync run: {nprocs} ranks, {job.threads} threads each (see --threads)\n"
         sys.stderr.write(note)
     try:
-        supervisor = _Supervisor(job, command, grace_s, signal_children)
+        supervisor = _Supervisor(job, command, grace_s, linger_s, signal_children)
         return supervisor.run()
     finally:
         job.close()
@@ -94,11 +96,17 @@ class _Rank:
 
 class _Supervisor:
     def __init__(
-        self, job: Job, command: Sequence[str], grace_s: float, signal_children: bool
+        self,
+        job: Job,
+        command: Sequence[str],
+        grace_s: float,
+        linger_s: float,
+        signal_children: bool,
     ) -> None:
         self._job = job
         self._command = list(command)
         self._grace_s = grace_s
+        self._linger_s = linger_s
         self._signal_children = signal_children
         self._ranks: list[_Rank] = []
         self._failures: list[Failure] = []
@@ -134,8 +142,8 @@ class _Supervisor:
             return 128 + self._signal
         if self._failures:
             self._report()
-            return 1
-        return 0
+        lost = self._tell_of_lost_output()
+        return 1 if self._failures or lost else 0
 
     # -- start ------------------------------------------------------------------------------------
 
@@ -245,8 +253,9 @@ class _Supervisor:
                 time.monotonic(),
             )
         )
-        if follows:
-            self._settle_at = min(self._settle_at, time.monotonic() + SETTLE_S)
+        patience_s = max(SETTLE_S, self._linger_s) if follows else self._linger_s
+        if patience_s:
+            self._settle_at = min(self._settle_at, time.monotonic() + patience_s)
         else:
             self._end()
 
@@ -316,6 +325,14 @@ class _Supervisor:
             if final:
                 relay.finish()
                 self._close(rank, fd)
+
+    def _tell_of_lost_output(self) -> bool:
+        for fd, sink in self._sinks.items():
+            if sink.failure is not None:
+                name = {1: "standard output", 2: "standard error"}[fd]
+                text = f"gradsync run: {name} was lost: {sink.failure.strerror}\n"
+                self._sinks[2].write_line(text.encode())
+        return any(sink.failure is not None for sink in self._sinks.values())
 
     def _report(self) -> None:
         first = first_failure(self._failures)

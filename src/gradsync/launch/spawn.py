@@ -24,7 +24,7 @@ from gradsync.config import environment
 from gradsync.errors import RankFailedError, UsageError
 from gradsync.launch.guardian import kill_group
 from gradsync.launch.job import Job
-from gradsync.launch.run import SETTLE_S, exit_status
+from gradsync.launch.run import GRACE_S, SETTLE_S, exit_status
 from gradsync.launch.verdict import Failure, describe_end, first_failure, follows_from_another
 
 __all__ = ["SpawnContext", "spawn"]
@@ -123,8 +123,10 @@ class SpawnContext:
                     return False
                 else:
                     self._wait(deadline.remaining())
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
         except BaseException:
-            # Ctrl-C above all: end everything, say nothing, let the exception go on.
             self._kill()
             raise
         if self._failures:
@@ -202,14 +204,24 @@ class SpawnContext:
             if not first_failure(self._failures.values()).follows:
                 break
             self._wait(settle.remaining())
-        grace = Deadline(grace_s)
-        while self._running() and not grace.expired():
-            self._wait(grace.remaining())
+        self._wait_for_all(grace_s)
         for rank in self._running():
             self._note(rank)
         causes = dict(self._failures)
         self._kill()
         self._failures = causes  # what came later is our own doing
+
+    def _interrupt(self) -> None:
+        """Pass Ctrl-C on, which the terminal sends to this process alone; a second one kills."""
+        try:
+            for rank in self._running():
+                pid = self.processes[rank].pid
+                assert pid is not None
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT)
+            self._wait_for_all(GRACE_S)
+        finally:
+            self._kill()
 
     def _kill(self) -> None:
         """End the ranks that run and everything they started, then close."""
@@ -222,11 +234,14 @@ class SpawnContext:
                 if not kill_group(pid, number):  # it has not got a group of its own yet
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
-            deadline = Deadline(patience)
-            while self._running() and not deadline.expired():
-                self._wait(deadline.remaining())
+            self._wait_for_all(patience)
         self._job.end_strays()
         self._close()
+
+    def _wait_for_all(self, patience_s: float | None) -> None:
+        deadline = Deadline(patience_s)
+        while self._running() and not deadline.expired():
+            self._wait(deadline.remaining())
 
     def _close(self) -> None:
         if self._closed:
@@ -310,11 +325,11 @@ def _rank_main(
     if parent:
         _die_with(parent)
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # The parent shows the traceback. What the function adds to the hook (a group tells its peers)
     # still runs.
     sys.excepthook = lambda *_: None
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         fn(rank, *args)
     except SystemExit:
         raise

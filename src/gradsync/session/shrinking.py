@@ -6,7 +6,7 @@ from typing import Any
 
 from gradsync.backends.registry import BackendConfig
 from gradsync.base.deadline import Deadline
-from gradsync.errors import UsageError
+from gradsync.errors import PeerLostError, RendezvousError, UsageError
 from gradsync.group.group import ProcessGroup
 from gradsync.group.members import Members
 from gradsync.group.world import default_group, replace_default_group, resolve
@@ -94,14 +94,19 @@ def _shrink_world(old: ProcessGroup, stay: list[int], options: Any) -> ProcessGr
         evidence=tuple(old.members.evidence[rank] for rank in stay),
         store=own,
     )
-    made = form_group(
-        members,
-        own,
-        Deadline(old.timeout_s),
-        old.timeout_s,
-        config=BackendConfig(old.backend_config),
-        options=options,
-    )
+    try:
+        made = form_group(
+            members,
+            own,
+            Deadline(old.timeout_s),
+            old.timeout_s,
+            config=BackendConfig(old.backend_config),
+            options=options,
+        )
+    except (PeerLostError, RendezvousError) as error:
+        numbers = ", ".join(map(str, stay))
+        error.args = (f"{error} (ranks from 0 of the smaller world were ranks {numbers})",)
+        raise
     watch_for_the_end(made)
     replace_default_group(made)
     old.close()

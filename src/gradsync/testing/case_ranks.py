@@ -71,7 +71,8 @@ class CaseRanks:
     ) -> list[Ending]:
         """Wait for the end of a test: every rank's exit, or else every rank's word on it.
 
-        One that is bad leaves the others a moment to see it and end by themselves.
+        One that is bad, or skips the test and exits, leaves the others a moment to see it and end
+        by themselves.
         """
         endings = [Ending(rank) for rank in range(len(self.ranks))]
         pending = dict(enumerate(self.ranks))
@@ -84,7 +85,8 @@ class CaseRanks:
                     continue
                 if self._listen(rank, endings[at], until_exit):
                     del pending[at]
-                    if is_bad(endings[at]) and limit is deadline:
+                    is_over = is_bad(endings[at]) or (until_exit and endings[at].skip is not None)
+                    if is_over and limit is deadline:
                         limit = Deadline(min(_AFTERMATH_S, deadline.remaining()))
         late = limit is deadline
         for at, rank in pending.items():

@@ -93,6 +93,7 @@ class PytestInRank:
             )
         finally:
             _active.clear()
+            self._save_coverage()
         return Finished(
             self._serialised(observer.reports),
             observer.warnings,
@@ -148,7 +149,14 @@ class PytestInRank:
         self._nowhere.close()
         if self._coverage is not None:
             self._coverage.stop()
-            self._coverage.save()
+        self._save_coverage()
+
+    def _save_coverage(self) -> None:
+        """Keep what was measured so far: a rank may be killed, or replaced after a fault."""
+        if self._coverage is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that there is nothing yet
+                self._coverage.save()
 
 
 def _arguments(task: ItemTask) -> list[str]:
