@@ -5,6 +5,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 import unittest
@@ -134,6 +135,11 @@ class Processes(MultiProcessTestCase):
 
     def sit_and_wait(self):
         time.sleep(60)
+
+    def test_starts_something(self):
+        # In another session, and with output of its own.
+        nowhere = subprocess.DEVNULL
+        subprocess.Popen(["sleep", "61.25"], start_new_session=True, stdout=nowhere, stderr=nowhere)
 
     def test_sleeps(self):
         Path(os.environ["TMPDIR"], f"pid-{self.rank}").write_text(str(os.getpid()))

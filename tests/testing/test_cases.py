@@ -8,6 +8,7 @@ import unittest
 from unittest import mock
 
 import case_examples as examples
+import psutil
 import pytest
 from running import failure, nothing_left_behind, passes, run, skip_reason
 
@@ -68,6 +69,12 @@ def test_skip_carries_its_reason():
 
 def test_skip_on_one_rank_is_a_skip_even_when_others_miss_it():
     assert skip_reason(examples.Processes, "test_skips_on_one") == "not today"
+
+
+def test_what_ranks_have_started_ends_with_them():
+    assert passes(examples.Processes, "test_starts_something")
+    for process in psutil.process_iter(["name", "cmdline"]):
+        assert process.info["cmdline"] != ["sleep", "61.25"]
 
 
 def test_skip_on_one_rank_ends_the_wait_of_others_for_it():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsync.base.deadline import Deadline
+from gradsync.launch.guardian import end_everything
 from gradsync.launch.verdict import last_traceback
 from gradsync.testing.case_rank import ClassAddress, Start, Word, main
 from gradsync.testing.case_verdict import Ending
@@ -24,6 +25,8 @@ __all__ = ["CaseRanks"]
 # is for their reports only, on a machine that may be busy.
 _AFTERMATH_S = 1.5
 _SHOWN_LINES = 40
+# What ranks of a test class, and programs that they start, have in their environment.
+_MARK = "RANK_OF_TEST_CLASS"
 
 
 class CaseRanks:
@@ -57,7 +60,7 @@ class CaseRanks:
                 args(rank),
                 world_size,
                 str(output),
-                dict(os.environ),
+                {**os.environ, _MARK: str(self.folder)},
                 os.getcwd(),
             )
             self.ranks.append(RankProcess(main, (start,), name=f"process {rank}", fresh=fresh))
@@ -144,6 +147,8 @@ class CaseRanks:
         ranks, self.ranks = self.ranks, []
         for rank in ranks:
             rank.end(politely=politely)
+        # And the programs that they have started, in whichever session.
+        end_everything(set(), f"{_MARK}={self.folder}".encode())
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

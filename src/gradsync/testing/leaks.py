@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -11,7 +13,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["KINDS", "RESET", "Picture", "differences", "left_since", "take"]
+__all__ = ["KINDS", "RESET", "Picture", "differences", "end_processes", "left_since", "take"]
 
 KINDS = (
     "process",
@@ -79,6 +81,13 @@ def left_since(before: Picture, pardoned: Container[str] = ()) -> dict[str, str]
         if "thread" not in found or "thread" in pardoned or time.monotonic() > deadline:
             return found
         time.sleep(0.01)
+
+
+def end_processes(before: Picture) -> None:
+    """Kill the children that are new, once they have been told of."""
+    for pid in _children().keys() - before.processes.keys():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def differences(before: Picture, after: Picture) -> dict[str, str]:

@@ -137,6 +137,8 @@ class PytestInRank:
         text = "; ".join(f"{kind}: {what}" for kind, what in left.items())
         message = f"rank {task.context.rank} left something behind: {text}"
         self._observer.replace(plain_report(item, "teardown", "failed", message))
+        if "process" in left:
+            leaks.end_processes(before)
         return not leaks.RESET.issuperset(everything)
 
     def close(self) -> None:
