@@ -126,8 +126,9 @@ void tell_late(const LongWait& wait) {
   const Visit python;
   if (!python || !late_callback().is_valid()) return;
   try {
-    late_callback()(wait.group, wait.places, wait.rank, wait.ranks, wait.call.sequence, wait.call.what,
-                    wait.call.count, wait.missing, wait.seconds, wait.site, wait.message);
+    late_callback()(wait.group, wait.places, wait.rank, wait.ranks, wait.call.sequence,
+                    wait.call.what, wait.call.count, wait.missing, wait.seconds, wait.site,
+                    wait.message);
   } catch (nb::python_error& error) {
     error.discard_as_unraisable("the report of a long wait");
   }

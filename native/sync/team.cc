@@ -266,14 +266,8 @@ void Team::wait_goes_on(std::uint64_t step, Deadline since) {
   if (patience.count() == 0 || waited < patience || told_late_of_ == call_) return;
   told_late_of_ = call_;
   auto* const hook = late_hook.load(std::memory_order_relaxed);
-  LongWait wait{.group = name_,
-                .places = places_,
-                .rank = rank_,
-                .ranks = size_,
-                .call = {},
-                .missing = timed_out(step).ranks,
-                .seconds = 0,
-                .site = slot(rank_).site.load(call_)};
+  LongWait wait{name_, places_, rank_, size_, {}, timed_out(step).ranks, 0, {}};
+  wait.site = slot(rank_).site.load(call_);
   // One line is enough: the first of those that wait says it for all.
   int first = 0;
   while (first < rank_ && !has_reached(first, step)) ++first;
