@@ -132,7 +132,7 @@ class Coalescing(Reducing):
 
     def _carry_out_all(self, plan: _Plan, most_bytes: int = PACK_BYTES) -> None:
         check_alike(self, plan.name, plan.said, plan.timeout)
-        # Two tensors of 40 bytes at 2 ranks: 0.8 us by two calls, 22 us put side by side.
+        # 2 tensors of 40 bytes at 2 ranks: 10 us so, 21 us side by side; 200: 0.43 and 1.0 ms.
         if self._lane is not CLOSED_LANE:
             most_bytes = 0
         for call in plan.calls(most_bytes):
