@@ -11,11 +11,11 @@ from gradsync.backends.call import Call
 from gradsync.backends.ops import SEND
 from gradsync.backends.pending import PendingWork
 from gradsync.backends.translate import (
-    last_call,
     legend,
     rank_states,
     stands_at,
     whereabouts,
+    who_is_late,
 )
 from gradsync.backends.waits import names, present_site, short_path
 from gradsync.backends.work import DoneWork, Work
@@ -124,10 +124,7 @@ def _failure(
     message = f"{here}: {detail}"
     if code == "timeout":
         kind = CollectiveTimeout
-        states = rank_states(session)
-        who = "; ".join(
-            f"{names([r], places)} (pid {states[r].pid}, {last_call(states[r])})" for r in ranks
-        )
+        who = who_is_late(rank_states(session), ranks, places)
         message = f"{here} timed out after {call.timeout_s:g} s: {detail}. Waited for: {who}."
     elif code == "peer_lost":
         kind = PeerLostError

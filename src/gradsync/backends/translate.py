@@ -35,6 +35,7 @@ __all__ = [
     "rank_states",
     "stands_at",
     "whereabouts",
+    "who_is_late",
 ]
 
 
@@ -198,6 +199,13 @@ def legend(session: _native.Session) -> str:
     )
 
 
+def who_is_late(states: list[RankState], ranks: list[int], places: list[int]) -> str:
+    """Name ranks that did not come, with what each did last."""
+    return "; ".join(
+        f"{names([r], places)} (pid {states[r].pid}, {last_call(states[r])})" for r in ranks
+    )
+
+
 def _timeout(
     begin: str,
     states: list[RankState],
@@ -206,9 +214,7 @@ def _timeout(
     standing_of: Callable[[int], str],
 ) -> str:
     arrived = [state for state in states if state.rank not in missing]
-    late = "; ".join(
-        f"{names([r], places)} (pid {states[r].pid}, {last_call(states[r])})" for r in missing
-    )
+    late = who_is_late(states, missing, places)
     came = names([state.rank for state in arrived], places)
     lines = [
         f"{begin}. Arrived: {came}. Missing: {late}. A missing rank "
